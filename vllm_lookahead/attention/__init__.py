@@ -1,0 +1,1 @@
+"""Token trees through causal paged attention: branches, and one file per vLLM backend."""

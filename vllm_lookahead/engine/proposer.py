@@ -1,0 +1,62 @@
+"""Owner of all per-sequence lookahead state in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm_lookahead.config import LookaheadConfig
+from vllm_lookahead.core.sequence import SequenceState
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class LookaheadProposer:
+    """What vLLM's runner holds as its ``drafter`` for the method ``lookahead``.
+
+    A sequence starts with its first sampled token (`start`) and is released when its request
+    finishes, is aborted or is preempted.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.config = LookaheadConfig.from_mapping(vllm_config.additional_config["lookahead"])
+        self._sequences: dict[str, SequenceState] = {}
+
+    def load_model(self, model: Any) -> None:
+        """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """vLLM's protocol for custom proposers, which knows no request ids.
+
+        Raises:
+            RuntimeError: always; only lookahead's own runner drives this class.
+        """
+        raise RuntimeError(
+            "LookaheadProposer works inside lookahead's own worker only: ask for it by "
+            "--speculative-config '{\"method\": \"lookahead\"}', not by method custom_class."
+        )
+
+    def start(self, req_id: str, tokens: Sequence[int], prompt_size: int) -> SequenceState:
+        """Make the state of a sequence (anew, if it has one). Arguments as `SequenceState`."""
+        state = SequenceState(self.config, tokens, prompt_size)
+        self._sequences[req_id] = state
+        return state
+
+    def get(self, req_id: str) -> SequenceState | None:
+        """The sequence's state, None before `start` and after `release`."""
+        return self._sequences.get(req_id)
+
+    def release(self, req_id: str) -> None:
+        """Forget a sequence; unknown ones are fine (a request may end before it starts)."""
+        self._sequences.pop(req_id, None)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that hold state."""
+        return len(self._sequences)
+
+    @property
+    def pool_ngrams(self) -> int:
+        """N-grams held by all pools."""
+        return sum(state.pool_size for state in self._sequences.values())

@@ -1,0 +1,262 @@
+"""vLLM's model runner with token trees: plans, widens and narrows each step."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from vllm_lookahead.attention.branches import BranchBatch, PlacedTree, copies_back, expand
+from vllm_lookahead.core.tree import TokenTree, linear_tree
+from vllm_lookahead.core.verify import Walk
+from vllm_lookahead.engine.grammar import acceptable_drafts, widen_bitmask
+from vllm_lookahead.engine.metrics import LookaheadStats
+from vllm_lookahead.engine.proposer import LookaheadProposer
+from vllm_lookahead.engine.sampler import (
+    is_plain_greedy,
+    to_sampler_output,
+    walk_greedy,
+    walk_in_rounds,
+)
+from vllm_lookahead.engine.scratch import (
+    ScratchSize,
+    copy_blocks,
+    scratch_of_groups,
+    with_extra_blocks,
+)
+from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
+
+
+class LookaheadCPUModelRunner(CPUModelRunner):
+    """The order of a step: plan, widen, feed (base class), walk, keep, propose."""
+
+    drafter: LookaheadProposer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stats = LookaheadStats()
+        # Filled by execute_model for the step.
+        self._plan: StepPlan = EMPTY_PLAN
+        self._scheduled: SchedulerOutput | None = None
+        # Filled by _build_attention_metadata, one per KV cache group.
+        self._branches: list[BranchBatch] = []
+        # Filled by _sample.
+        self._walks: list[Walk] = []
+        self._grammar_limits: dict[str, int] = {}
+        self._argmax: np.ndarray = np.empty(0, dtype=np.int64)
+        self._first_rows: list[int] = []
+
+    # ---- memory ----------------------------------------------------------------------------
+
+    def scratch_size(self) -> ScratchSize:
+        """Scratch slots that the configuration asks for."""
+        return ScratchSize.of(
+            self.drafter.config, self.get_kv_cache_spec().values(), self.max_num_reqs
+        )
+
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager | None = None,
+    ) -> None:
+        size = self.scratch_size()
+        num_groups = len(kv_cache_config.kv_cache_groups)
+        slots = size.num_slots(
+            kv_cache_config.num_blocks, num_groups, self.drafter.config.scratch_fraction
+        )
+        self._scratch = scratch_of_groups(kv_cache_config.num_blocks, num_groups, size.slot_blocks)
+        self._limits = StepLimits(self.max_num_tokens, self.max_model_len, slots)
+        super().initialize_kv_cache(
+            with_extra_blocks(kv_cache_config, slots * num_groups * size.slot_blocks),
+            is_profiling,
+            kv_cache_allocation_context,
+        )
+        context = self.compilation_config.static_forward_context
+        self._group_caches = [
+            list({(kv := context[name].kv_cache).data_ptr(): kv for name in group.layer_names}.values())
+            for group in self.kv_cache_config.kv_cache_groups
+        ]
+
+    # ---- plan and widen ----------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        for req_id in scheduler_output.preempted_req_ids or ():
+            self.drafter.release(req_id)
+        self._scheduled = scheduler_output
+        self._plan = plan_step(scheduler_output, self.drafter, self.drafter.config, self._limits)
+        return super().execute_model(self._plan.widen(scheduler_output), *args, **kwargs)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        # Request state, the block table and the token buffers know the primary candidate only.
+        assert self._scheduled is not None
+        return super()._update_states(self._scheduled)
+
+    def _on_request_state_removed(self, req_id: str, req_state: CachedRequestState | None) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        self.drafter.release(req_id)
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        starts = self.query_start_loc.np
+        for index, placed in enumerate(self._placed_trees()):
+            if placed is None:
+                continue
+            tree, row = placed.tree, int(starts[index])
+            self.input_ids.np[row : row + tree.size] = tree.token_ids
+            self.positions[row : row + tree.size] = torch.from_numpy(
+                tree.depths.astype(np.int64) + placed.root_position
+            )
+        return prepared
+
+    def _placed_trees(self) -> list[PlacedTree | None]:
+        return [self._plan.trees.get(req_id) for req_id in self.input_batch.req_ids]
+
+    # ---- feed --------------------------------------------------------------------------------
+
+    def _build_attention_metadata(self, num_reqs: int, **kwargs: Any) -> Any:
+        self._branches = self._expand(num_reqs) if self._plan.needs_branches else []
+        builders = [
+            (gid, group.get_metadata_builder())
+            for gid, groups in enumerate(self.attn_groups)
+            for group in groups
+        ]
+        for gid, builder in builders:
+            builder.branches = self._branches[gid] if self._branches else None
+        return super()._build_attention_metadata(num_reqs=num_reqs, **kwargs)
+
+    def _expand(self, num_reqs: int) -> list[BranchBatch]:
+        num_tokens = np.diff(self.query_start_loc.np[: num_reqs + 1]).tolist()
+        num_cached = self.input_batch.num_computed_tokens_cpu[:num_reqs].tolist()
+        trees = self._placed_trees()
+        batches = []
+        for gid, scratch in enumerate(self._scratch):
+            table = self.input_batch.block_table[gid]
+            batches.append(
+                expand(
+                    num_tokens,
+                    num_cached,
+                    trees,
+                    table.get_numpy_array()[:num_reqs],
+                    table.block_size,
+                    scratch,
+                )
+            )
+        return batches
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        for caches, batch in zip(self._group_caches, self._branches, strict=False):
+            copy_blocks(caches, torch.from_numpy(batch.copies))
+        return super()._model_forward(*args, **kwargs)
+
+    # ---- walk and keep -----------------------------------------------------------------------
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        self._grammar_limits = {}
+        if grammar_output is not None and self._scheduled is not None:
+            self._grammar_limits = acceptable_drafts(grammar_output, self._scheduled)
+            grammar_output = widen_bitmask(grammar_output, self._scheduled, self._plan)
+        return super().sample_tokens(grammar_output)
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> SamplerOutput:
+        assert logits is not None
+        batch = self.input_batch
+        metadata = batch.sampling_metadata
+        counts = spec_decode_metadata.num_draft_tokens
+        self._first_rows = np.concatenate([[0], np.cumsum(counts[:-1]) + np.arange(1, len(counts))]).astype(int).tolist()
+        self._walks = [Walk(self._tree(req_id)) for req_id in batch.req_ids]
+        self._argmax = self.sampler.greedy_sample(logits.float()).cpu().numpy()
+        logprobs = None
+        if is_plain_greedy(metadata):
+            walk_greedy(self._walks, self._first_rows, self._argmax.tolist())
+        else:
+            logprobs = walk_in_rounds(
+                self._walks,
+                self._first_rows,
+                logits,
+                self.sampler,
+                metadata,
+                np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs]).tolist(),
+                batch.req_output_token_ids,
+            )
+        self._keep_accepted()
+        return to_sampler_output(self._walks, logprobs, logits.device)
+
+    def _tree(self, req_id: str) -> TokenTree:
+        placed = self._plan.trees.get(req_id)
+        if placed is not None:
+            tree = placed.tree
+        else:
+            # A request that is new or resumed, with the scheduler's placeholder drafts or none.
+            assert self._scheduled is not None
+            tree = linear_tree(self._scheduled.scheduled_spec_decode_tokens.get(req_id, ()))
+        limit = self._grammar_limits.get(req_id)
+        return tree if limit is None else tree.accepting_primary(limit)
+
+    def _keep_accepted(self) -> None:
+        placed_trees = self._placed_trees()
+        for gid, scratch in enumerate(self._scratch):
+            table = self.input_batch.block_table[gid]
+            copies: list[tuple[int, int]] = []
+            for index, (walk, placed) in enumerate(zip(self._walks, placed_trees, strict=True)):
+                if placed is not None:
+                    row = table.get_numpy_array()[index]
+                    copies += copies_back(placed, walk.node, row, table.block_size, scratch)
+            copy_blocks(self._group_caches[gid], copies)
+        for walk, placed in zip(self._walks, placed_trees, strict=True):
+            if placed is not None:
+                off_primary = walk.node > placed.tree.primary_size
+                self.stats.observe(len(walk.tokens), placed.tree.size, off_primary)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # Requests whose token is dropped drew nothing, so there is no draw to take back (which
+        # a CPU generator couldn't).
+        generators = self.input_batch.generators
+        dropped = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+        held = {i: generators.pop(i) for i in dropped if i in generators}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(held)
+
+    # ---- propose -----------------------------------------------------------------------------
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        # Trees are cut to the model's length request by request; one that nears it must not
+        # cost the others their drafts.
+        return True
+
+    def propose_draft_token_ids(
+        self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *args: Any, **kwargs: Any
+    ) -> list[list[int]]:
+        placed_trees = self._placed_trees()
+        drafts = []
+        for index, req_id in enumerate(self.input_batch.req_ids):
+            if not sampled_token_ids[index]:
+                drafts.append([])
+                continue
+            length = int(self.input_batch.num_tokens_no_spec[index])
+            state = self.drafter.get(req_id)
+            if state is not None and placed_trees[index] is not None:
+                walk = self._walks[index]
+                leaves = self._first_rows[index] + walk.tree.window_leaves
+                state.commit(walk, self._argmax[leaves])
+            else:
+                state = self.drafter.start(
+                    req_id,
+                    self.input_batch.token_ids_cpu[index, :length].tolist(),
+                    int(self.input_batch.num_prompt_tokens[index]),
+                )
+            if state.num_tokens != length:
+                raise RuntimeError(
+                    f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
+                )
+            drafts.append(state.propose())
+        return drafts

@@ -1,0 +1,112 @@
+"""The step plan: which requests of a scheduled step get which token trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vllm_lookahead.attention.branches import PlacedTree
+from vllm_lookahead.config import LookaheadConfig
+from vllm_lookahead.core.sequence import SequenceState
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from vllm_lookahead.engine.proposer import LookaheadProposer
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The trees of one step, by request id."""
+
+    trees: Mapping[str, PlacedTree]
+
+    @property
+    def needs_branches(self) -> bool:
+        """Whether any tree is more than the linear draft that vLLM handles by itself."""
+        return any(placed.scratch_slots for placed in self.trees.values())
+
+    def widen(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        """A copy of ``scheduled`` in which every planned request feeds its whole tree."""
+        if not self.trees:
+            return scheduled
+        num_tokens = dict(scheduled.num_scheduled_tokens)
+        drafts = dict(scheduled.scheduled_spec_decode_tokens)
+        for req_id, placed in self.trees.items():
+            num_tokens[req_id] = placed.tree.size
+            drafts[req_id] = placed.tree.token_ids[1:].tolist()
+            if not drafts[req_id]:
+                del drafts[req_id]
+        return replace(
+            scheduled,
+            num_scheduled_tokens=num_tokens,
+            total_num_scheduled_tokens=sum(num_tokens.values()),
+            scheduled_spec_decode_tokens=drafts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a widened step must fit into."""
+
+    max_tokens: int
+    """Rows of the runner's input buffers (``max_num_batched_tokens``)."""
+    max_model_len: int
+    scratch_slots: int
+
+
+EMPTY_PLAN = StepPlan({})
+
+
+def plan_step(
+    scheduled: SchedulerOutput,
+    proposer: LookaheadProposer,
+    config: LookaheadConfig,
+    limits: StepLimits,
+) -> StepPlan:
+    """Plan a tree for every request that decodes in this step.
+
+    The scheduler's own decisions stand: each request feeds at least what it was granted. Rows
+    and scratch slots that are left over are shared out evenly, in the order of the batch.
+    """
+    decoding = _decoding(scheduled, proposer)
+    spare_rows = limits.max_tokens - scheduled.total_num_scheduled_tokens
+    spare_slots = limits.scratch_slots
+    next_slot = 0
+    trees: dict[str, PlacedTree] = {}
+    for index, (req_id, state) in enumerate(decoding):
+        waiting = len(decoding) - index
+        granted = scheduled.scheduled_spec_decode_tokens.get(req_id, ())
+        root = state.num_tokens - 1
+        # `_prepare_inputs` reads the token buffer at consecutive positions before the tree is
+        # put in its place, so also the number of nodes must fit what is left of the length.
+        left = limits.max_model_len - root
+        tree = state.plan(
+            granted,
+            max_nodes=max(1 + len(granted), min(left, 1 + len(granted) + spare_rows // waiting)),
+            max_depth=left - 1,
+            max_branches=1 + min(spare_slots // waiting, config.max_branches - 1),
+        )
+        num_slots = len(tree.branch_starts()) - 1
+        trees[req_id] = PlacedTree(tree, root, tuple(range(next_slot, next_slot + num_slots)))
+        next_slot += num_slots
+        spare_slots -= num_slots
+        spare_rows -= tree.size - 1 - len(granted)
+    return StepPlan(trees) if trees else EMPTY_PLAN
+
+
+def _decoding(
+    scheduled: SchedulerOutput, proposer: LookaheadProposer
+) -> list[tuple[str, SequenceState]]:
+    cached = scheduled.scheduled_cached_reqs
+    found = []
+    for req_id, num_computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        state = proposer.get(req_id)
+        if state is None or req_id in cached.resumed_req_ids:
+            continue
+        num_drafts = len(scheduled.scheduled_spec_decode_tokens.get(req_id, ()))
+        feeds = scheduled.num_scheduled_tokens[req_id]
+        if num_computed == state.num_tokens - 1 and feeds == 1 + num_drafts:
+            found.append((req_id, state))
+    return found

@@ -1,0 +1,72 @@
+"""vLLM's worker, building lookahead's runner and paying for its scratch blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from vllm_lookahead.attention.cpu_attn import BranchedCPUAttentionBackend as BACKEND
+from vllm_lookahead.engine.runner import LookaheadCPUModelRunner
+
+logger = init_logger("vllm.lookahead")
+
+
+class LookaheadCPUWorker(CPUWorker):
+    """CPU worker of the method ``lookahead``."""
+
+    model_runner: LookaheadCPUModelRunner
+
+    def init_device(self) -> None:
+        super().init_device()
+        # The base class names its runner in the middle of this method; see
+        # patches/ for the hook that would save building it twice.
+        self.model_runner = LookaheadCPUModelRunner(self.vllm_config, self.device)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        backend = AttentionBackendEnum.CPU_ATTN
+        register_backend(backend, f"{BACKEND.__module__}.{BACKEND.__qualname__}")
+        # The selector caches classes by the layers' shape, for the whole process.
+        _cached_get_attn_backend.cache_clear()
+        try:
+            super().load_model(*args, **kwargs)
+        finally:
+            # Layers keep the class they were built with; other engines of this process must
+            # get vLLM's own.
+            backend.clear_override()
+            _cached_get_attn_backend.cache_clear()
+        self._require_branches()
+
+    def _require_branches(self) -> None:
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        for name, layer in layers.items():
+            if not issubclass(layer.get_attn_backend(), BACKEND):
+                architectures = ", ".join(self.model_config.architectures)
+                raise ValueError(
+                    f"Lookahead decoding has no branches for {type(layer).__name__} ({name} of "
+                    f"{architectures}): serve this model without --speculative-config."
+                )
+
+    def determine_available_memory(self) -> int:
+        available = super().determine_available_memory()
+        config = self.model_runner.drafter.config
+        reserved = self.model_runner.scratch_size().reserve(available, config.scratch_fraction)
+        logger.info(
+            "Lookahead decoding is active: %s; %.0f MiB of the KV cache memory hold branches.",
+            config.to_json(),
+            reserved / 2**20,
+        )
+        return available - reserved
+
+    def lookahead_stats(self) -> dict[str, Any]:
+        """Counters of `LookaheadStats`, and what the sequences hold now."""
+        drafter = self.model_runner.drafter
+        return self.model_runner.stats.to_json() | {
+            "sequences": drafter.num_sequences,
+            "pool_ngrams": drafter.pool_ngrams,
+        }

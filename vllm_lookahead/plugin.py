@@ -1,0 +1,153 @@
+"""The only place where functions of vLLM are wrapped.
+
+Two wraps, each with its reason. They translate what users write ("lookahead") into settings that
+vLLM has: a custom speculative method, a worker class and a scheduler class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm_lookahead.compat import unsupported_vllm, vllm_version
+from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError
+from vllm_lookahead.core.sources import make_custom_sources
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+METHOD_SPELLINGS = ("lookahead", "[lookahead]")
+PROPOSER = "vllm_lookahead.engine.proposer.LookaheadProposer"
+WORKER = "vllm_lookahead.engine.worker.LookaheadCPUWorker"
+SCHEDULER = "vllm_lookahead.engine.scheduler.LookaheadScheduler"
+
+_WRAPPED = "_vllm_lookahead_wrapped"
+
+
+def install() -> None:
+    """Install both wraps; a second call changes nothing.
+
+    Raises:
+        RuntimeError: a wrapped function is gone. vLLM logs it and goes on without the plugin.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    _wrap(EngineArgs, "add_cli_args", _wrap_add_cli_args)
+    _wrap(EngineArgs, "create_speculative_config", _wrap_create_speculative_config)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
+    target = getattr(owner, name, None)
+    if target is None:
+        raise RuntimeError(f"vllm_lookahead wraps {owner.__name__}.{name}, which vLLM hasn't got.")
+    if getattr(target, _WRAPPED, False):
+        return
+    wrapped = wrapper(target)
+    setattr(wrapped, _WRAPPED, True)
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _wrap_add_cli_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--speculative-model`` to the command line.
+
+    Why: `EngineArgs` has no field for it, and vLLM's parser has no hook for plugins.
+    Upstream: patches/vllm-0.32.0/0001. Remove when: plugins can register speculative methods.
+    """
+
+    @functools.wraps(original)
+    def add_cli_args(parser: Any) -> Any:
+        parser = original(parser)
+        from vllm_lookahead.cli_args import SpeculativeModelAction
+
+        parser.add_argument(
+            "--speculative-model",
+            action=SpeculativeModelAction,
+            metavar="[lookahead]",
+            help="Use lookahead decoding (vllm-lookahead); its parameters go beside "
+            '"method": "lookahead" in --speculative-config.',
+        )
+        return parser
+
+    return add_cli_args
+
+
+def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept the method ``lookahead``.
+
+    Why: `SpeculativeConfig` allows a closed list of methods and forbids other keys.
+    Upstream: patches/vllm-0.32.0/0001. Remove when: plugins can register speculative methods.
+    """
+
+    @functools.wraps(original)
+    def create_speculative_config(
+        self: EngineArgs,
+        target_model_config: ModelConfig,
+        target_parallel_config: ParallelConfig,
+    ) -> SpeculativeConfig | None:
+        parameters = lookahead_parameters(self.spec_method, self.speculative_config)
+        if parameters is None:
+            return original(self, target_model_config, target_parallel_config)
+        return _configure(self, parameters, target_model_config, target_parallel_config)
+
+    return create_speculative_config
+
+
+def lookahead_parameters(
+    spec_method: str | None, speculative_config: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Parameters beside the method if it is ``lookahead``, None if it is another.
+
+    Raises:
+        LookaheadConfigError: both places name a method, and one of them is lookahead.
+    """
+    values = {key.replace("-", "_"): value for key, value in (speculative_config or {}).items()}
+    method = values.pop("method", None)
+    if spec_method not in METHOD_SPELLINGS and method not in METHOD_SPELLINGS:
+        return None
+    if spec_method is not None and method is not None and {spec_method, method} - {
+        *METHOD_SPELLINGS
+    }:
+        raise LookaheadConfigError(
+            f"--speculative-model names {spec_method!r} and --speculative-config names the "
+            f"method {method!r}: drop one of them."
+        )
+    if "num_speculative_tokens" in values:
+        raise LookaheadConfigError(
+            "num_speculative_tokens follows from the n-gram size with the method 'lookahead' "
+            "(it is ngram_size - 1): set ngram_size in --speculative-config instead."
+        )
+    return values
+
+
+def _configure(
+    args: EngineArgs,
+    parameters: Mapping[str, Any],
+    model_config: ModelConfig,
+    parallel_config: ParallelConfig,
+) -> SpeculativeConfig:
+    """Point vLLM's own settings at lookahead's classes; everything is refused or set here."""
+    from vllm.config import SpeculativeConfig
+
+    from vllm_lookahead.support import refusals
+
+    reason = unsupported_vllm(vllm_version())
+    if reason is not None:
+        raise RuntimeError(reason)
+    config = LookaheadConfig.from_mapping(parameters)
+    make_custom_sources(config)
+    reasons = refusals(args, model_config)
+    if reasons:
+        raise ValueError("Lookahead decoding can't run with this configuration: " + " ".join(reasons))
+    parallel_config.worker_cls = WORKER
+    args.scheduler_cls = SCHEDULER
+    args.additional_config = {**(args.additional_config or {}), "lookahead": config.to_json()}
+    return SpeculativeConfig(
+        method="custom_class",
+        model=PROPOSER,
+        num_speculative_tokens=config.num_draft_tokens,
+        target_model_config=model_config,
+        target_parallel_config=parallel_config,
+    )
