@@ -107,9 +107,11 @@ def lookahead_parameters(
     method = values.pop("method", None)
     if spec_method not in METHOD_SPELLINGS and method not in METHOD_SPELLINGS:
         return None
-    if spec_method is not None and method is not None and {spec_method, method} - {
-        *METHOD_SPELLINGS
-    }:
+    if (
+        spec_method is not None
+        and method is not None
+        and {spec_method, method} - {*METHOD_SPELLINGS}
+    ):
         raise LookaheadConfigError(
             f"--speculative-model names {spec_method!r} and --speculative-config names the "
             f"method {method!r}: drop one of them."
@@ -140,7 +142,7 @@ def _configure(
     make_custom_sources(config)
     reasons = refusals(args, model_config)
     if reasons:
-        raise ValueError("Lookahead decoding can't run with this configuration: " + " ".join(reasons))
+        raise ValueError(f"Lookahead decoding can't run here. {' '.join(reasons)}")
     parallel_config.worker_cls = WORKER
     args.scheduler_cls = SCHEDULER
     args.additional_config = {**(args.additional_config or {}), "lookahead": config.to_json()}

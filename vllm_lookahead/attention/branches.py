@@ -28,8 +28,9 @@ class PlacedTree:
     tree: TokenTree
     root_position: int
     """Index of the root in its sequence: that many tokens are cached."""
-    scratch_slots: tuple[int, ...]
-    """Scratch slot of each branch after the first."""
+    scratch: tuple[int, ...]
+    """First scratch block of each branch after branch 0; the branch takes the run of
+    `blocks_touched` from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,9 @@ class BranchBatch:
     last block, once per scratch branch."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchBlocks:
-    """Which blocks of a KV cache group belong to which scratch slot."""
-
-    first_block: int
-    """Id of the first scratch block of slot 0."""
-    slot_stride: int
-    """Block ids between one slot and the next."""
-
-    def block(self, slot: int, index: int) -> int:
-        """Id of the ``index``-th block of a slot."""
-        return self.first_block + slot * self.slot_stride + index
-
-
-def tail_blocks(depth: int, block_size: int) -> int:
-    """Most blocks that positions p to p + depth can touch, whatever p is."""
-    return (depth + block_size - 1) // block_size + 1
+def blocks_touched(first: int, depth: int, block_size: int) -> int:
+    """Number of blocks that hold positions ``first`` to ``first + depth``."""
+    return (first + depth) // block_size - first // block_size + 1
 
 
 def expand(
@@ -79,7 +66,7 @@ def expand(
     trees: Sequence[PlacedTree | None],
     block_table: IntArray,
     block_size: int,
-    scratch: ScratchBlocks,
+    scratch_base: int,
 ) -> BranchBatch:
     """Lay out a batch of requests, some with trees, as pseudo-sequences.
 
@@ -89,7 +76,7 @@ def expand(
         trees: [num_reqs] the request's tree, None for one that feeds plain consecutive tokens.
         block_table: [num_reqs, B] block ids of the requests.
         block_size: tokens per block.
-        scratch: the group's scratch blocks.
+        scratch_base: block id of the group's first scratch block.
     """
     query_lens: list[int] = []
     seq_lens: list[int] = []
@@ -99,7 +86,9 @@ def expand(
     copies: list[tuple[int, int]] = []
 
     first_row = 0
-    for count, cached, placed, table in zip(num_tokens, num_cached, trees, block_table, strict=True):
+    for count, cached, placed, table in zip(
+        num_tokens, num_cached, trees, block_table, strict=True
+    ):
         primary = count if placed is None else 1 + placed.tree.primary_size
         positions = np.arange(cached, cached + primary, dtype=np.int64)
         query_lens.append(primary)
@@ -109,7 +98,7 @@ def expand(
         slots.append(_slots(table, positions, block_size))
         if placed is not None:
             _add_branches(
-                placed, first_row, table, block_size, scratch,
+                placed, first_row, table, block_size, scratch_base,
                 query_lens, seq_lens, tables, rows, slots, copies,
             )  # fmt: skip
         first_row += count
@@ -136,7 +125,7 @@ def _add_branches(
     first_row: int,
     table: IntArray,
     block_size: int,
-    scratch: ScratchBlocks,
+    scratch_base: int,
     query_lens: list[int],
     seq_lens: list[int],
     tables: list[IntArray],
@@ -149,12 +138,12 @@ def _add_branches(
     ends = [*starts[1:].tolist(), tree.size]
     root = placed.root_position
     tail = root // block_size
-    for slot, start, end in zip(placed.scratch_slots, starts[1:].tolist(), ends[1:], strict=True):
+    for run, start, end in zip(placed.scratch, starts[1:].tolist(), ends[1:], strict=True):
         path = [*tree.ancestry(int(tree.parents[start])), *range(start, end)]
+        first_block = scratch_base + run
+        num_blocks = blocks_touched(root, len(path) - 1, block_size)
         branch_table = table.copy()
-        last = (root + len(path) - 1) // block_size
-        for index in range(last - tail + 1):
-            branch_table[tail + index] = scratch.block(slot, index)
+        branch_table[tail : tail + num_blocks] = np.arange(first_block, first_block + num_blocks)
         positions = np.arange(root, root + len(path), dtype=np.int64)
         query_lens.append(end - start)
         seq_lens.append(root + len(path))
@@ -162,7 +151,7 @@ def _add_branches(
         rows.append(first_row + np.array(path, dtype=np.int64))
         slots.append(_slots(branch_table, positions, block_size))
         if root % block_size:
-            copies.append((int(table[tail]), scratch.block(slot, 0)))
+            copies.append((int(table[tail]), first_block))
 
 
 def copies_back(
@@ -170,7 +159,7 @@ def copies_back(
     last_node: int,
     table: IntArray,
     block_size: int,
-    scratch: ScratchBlocks,
+    scratch_base: int,
 ) -> list[tuple[int, int]]:
     """(source, destination) blocks that bring accepted keys home, [] when they are home.
 
@@ -179,15 +168,13 @@ def copies_back(
         last_node: the last accepted node.
         table: [B] the request's block ids.
         block_size: tokens per block.
-        scratch: the group's scratch blocks.
+        scratch_base: block id of the group's first scratch block.
     """
     tree = placed.tree
     if last_node <= tree.primary_size:
         return []
     branch = int(np.searchsorted(tree.branch_starts(), last_node, side="right")) - 1
-    slot = placed.scratch_slots[branch - 1]
+    first_block = scratch_base + placed.scratch[branch - 1]
     tail = placed.root_position // block_size
-    last = (placed.root_position + int(tree.depths[last_node])) // block_size
-    return [
-        (scratch.block(slot, index), int(table[tail + index])) for index in range(last - tail + 1)
-    ]
+    num_blocks = blocks_touched(placed.root_position, int(tree.depths[last_node]), block_size)
+    return [(first_block + i, int(table[tail + i])) for i in range(num_blocks)]

@@ -32,7 +32,7 @@ class SequenceState:
         self._config = config
         self._tokens = list(tokens)
         self._custom_sources = make_custom_sources(config)
-        self._candidates: list[Sequence[int]] = []
+        self._candidates: list[tuple[int, ...]] = []
         self._pool = NgramPool(
             config.ngram_size - 1, max(1, config.verification_set_size), config.pool_capacity
         )
@@ -66,7 +66,8 @@ class SequenceState:
         length = self._config.num_draft_tokens
         self._candidates = self._gather(length)
         if self._candidates:
-            return list(max(self._candidates, key=len))
+            longest = max(len(chain) for chain in self._candidates)
+            return list(next(chain for chain in self._candidates if len(chain) == longest))
         if self._window is not None and self._config.verify_window:
             return self._window.deepest_path()[:length]
         return []
@@ -109,7 +110,7 @@ class SequenceState:
         if self._config.uses_pool and source in self._config.sources:
             self._pool.insert_text(self._tokens, first, last)
 
-    def _gather(self, length: int) -> list[Sequence[int]]:
+    def _gather(self, length: int) -> list[tuple[int, ...]]:
         limit = self._config.verification_set_size
         found: dict[tuple[int, ...], None] = {}
         pool_asked = False

@@ -18,9 +18,7 @@ class CandidateSource(Protocol):
     faster; wrong ones cost time and never change the output.
     """
 
-    def propose(
-        self, context: Sequence[int], length: int, limit: int
-    ) -> Sequence[Sequence[int]]:
+    def propose(self, context: Sequence[int], length: int, limit: int) -> Sequence[Sequence[int]]:
         """Candidates for what follows ``context``, best first.
 
         Args:
@@ -41,7 +39,9 @@ def load_source(name: str) -> type:
     try:
         source = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise LookaheadConfigError(f"sources names {name!r}, which can't be loaded: {error}.") from error
+        raise LookaheadConfigError(
+            f"sources names {name!r}, which can't be loaded: {error}."
+        ) from error
     if not callable(getattr(source, "propose", None)):
         raise LookaheadConfigError(
             f"sources names {name!r}, which has no method propose(context, length, limit)."

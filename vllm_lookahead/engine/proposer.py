@@ -34,7 +34,7 @@ class LookaheadProposer:
         """
         raise RuntimeError(
             "LookaheadProposer works inside lookahead's own worker only: ask for it by "
-            "--speculative-config '{\"method\": \"lookahead\"}', not by method custom_class."
+            '--speculative-config \'{"method": "lookahead"}\', not by method custom_class.'
         )
 
     def start(self, req_id: str, tokens: Sequence[int], prompt_size: int) -> SequenceState:

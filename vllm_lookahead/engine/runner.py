@@ -28,7 +28,6 @@ from vllm_lookahead.engine.sampler import (
 from vllm_lookahead.engine.scratch import (
     ScratchSize,
     copy_blocks,
-    scratch_of_groups,
     with_extra_blocks,
 )
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
@@ -65,25 +64,37 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self,
         kv_cache_config: KVCacheConfig,
         is_profiling: bool = False,
-        kv_cache_allocation_context: AbstractContextManager | None = None,
+        kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
     ) -> None:
-        size = self.scratch_size()
-        num_groups = len(kv_cache_config.kv_cache_groups)
-        slots = size.num_slots(
-            kv_cache_config.num_blocks, num_groups, self.drafter.config.scratch_fraction
+        groups = kv_cache_config.kv_cache_groups
+        num_blocks = self.scratch_size().num_blocks(
+            kv_cache_config.num_blocks, len(groups), self.drafter.config.scratch_fraction
         )
-        self._scratch = scratch_of_groups(kv_cache_config.num_blocks, num_groups, size.slot_blocks)
-        self._limits = StepLimits(self.max_num_tokens, self.max_model_len, slots)
+        # Groups overlay the same memory, so each has its own ids.
+        self._scratch_bases = [
+            kv_cache_config.num_blocks + gid * num_blocks for gid in range(len(groups))
+        ]
+        self._limits = StepLimits(
+            max_tokens=self.max_num_tokens,
+            max_model_len=self.max_model_len,
+            scratch_blocks=num_blocks,
+            block_size=min(group.kv_cache_spec.block_size for group in groups),
+        )
         super().initialize_kv_cache(
-            with_extra_blocks(kv_cache_config, slots * num_groups * size.slot_blocks),
+            with_extra_blocks(kv_cache_config, len(groups) * num_blocks),
             is_profiling,
             kv_cache_allocation_context,
         )
-        context = self.compilation_config.static_forward_context
         self._group_caches = [
-            list({(kv := context[name].kv_cache).data_ptr(): kv for name in group.layer_names}.values())
+            self._distinct_caches(group.layer_names)
             for group in self.kv_cache_config.kv_cache_groups
         ]
+
+    def _distinct_caches(self, layer_names: list[str]) -> list[torch.Tensor]:
+        # Layers that share another one's cache must not copy it again.
+        context = self.compilation_config.static_forward_context
+        caches = [context[name].kv_cache for name in layer_names]
+        return list({cache.data_ptr(): cache for cache in caches}.values())
 
     # ---- plan and widen ----------------------------------------------------------------------
 
@@ -103,7 +114,9 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         super()._on_request_state_removed(req_id, req_state)
         self.drafter.release(req_id)
 
-    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+    def _prepare_inputs(
+        self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
+    ) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         starts = self.query_start_loc.np
         for index, placed in enumerate(self._placed_trees()):
@@ -137,7 +150,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         num_cached = self.input_batch.num_computed_tokens_cpu[:num_reqs].tolist()
         trees = self._placed_trees()
         batches = []
-        for gid, scratch in enumerate(self._scratch):
+        for gid, scratch_base in enumerate(self._scratch_bases):
             table = self.input_batch.block_table[gid]
             batches.append(
                 expand(
@@ -146,14 +159,16 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                     trees,
                     table.get_numpy_array()[:num_reqs],
                     table.block_size,
-                    scratch,
+                    scratch_base,
                 )
             )
         return batches
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        for caches, batch in zip(self._group_caches, self._branches, strict=False):
-            copy_blocks(caches, torch.from_numpy(batch.copies))
+        branches, self._branches = self._branches, []
+        if branches:
+            for caches, batch in zip(self._group_caches, branches, strict=True):
+                copy_blocks(caches, torch.from_numpy(batch.copies))
         return super()._model_forward(*args, **kwargs)
 
     # ---- walk and keep -----------------------------------------------------------------------
@@ -170,7 +185,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         batch = self.input_batch
         metadata = batch.sampling_metadata
         counts = spec_decode_metadata.num_draft_tokens
-        self._first_rows = np.concatenate([[0], np.cumsum(counts[:-1]) + np.arange(1, len(counts))]).astype(int).tolist()
+        self._first_rows = [0, *np.cumsum(np.array(counts[:-1], dtype=np.int64) + 1).tolist()]
         self._walks = [Walk(self._tree(req_id)) for req_id in batch.req_ids]
         self._argmax = self.sampler.greedy_sample(logits.float()).cpu().numpy()
         logprobs = None
@@ -202,13 +217,13 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
     def _keep_accepted(self) -> None:
         placed_trees = self._placed_trees()
-        for gid, scratch in enumerate(self._scratch):
+        for gid, scratch_base in enumerate(self._scratch_bases):
             table = self.input_batch.block_table[gid]
             copies: list[tuple[int, int]] = []
             for index, (walk, placed) in enumerate(zip(self._walks, placed_trees, strict=True)):
                 if placed is not None:
                     row = table.get_numpy_array()[index]
-                    copies += copies_back(placed, walk.node, row, table.block_size, scratch)
+                    copies += copies_back(placed, walk.node, row, table.block_size, scratch_base)
             copy_blocks(self._group_caches[gid], copies)
         for walk, placed in zip(self._walks, placed_trees, strict=True):
             if placed is not None:
@@ -237,7 +252,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
         placed_trees = self._placed_trees()
-        drafts = []
+        drafts: list[list[int]] = []
         for index, req_id in enumerate(self.input_batch.req_ids):
             if not sampled_token_ids[index]:
                 drafts.append([])

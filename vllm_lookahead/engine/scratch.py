@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_lookahead.attention.branches import ScratchBlocks, tail_blocks
+from vllm_lookahead.attention.branches import blocks_touched
 from vllm_lookahead.config import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScratchSize:
-    """How many scratch slots there are to be; a slot holds one branch in every layer."""
+    """How many scratch blocks there are to be, per KV cache group."""
 
-    wanted_slots: int
-    """Enough for the largest tree of every sequence."""
-    required_slots: int
+    wanted: int
+    """Enough for the largest tree of every sequence at once."""
+    required: int
     """Enough for the largest tree of one sequence."""
-    slot_blocks: int
-    """Blocks of a slot in one KV cache group."""
-    slot_bytes: int
-    """Memory of a slot, all layers."""
+    block_bytes: int
+    """Memory of one block in every layer."""
 
     @classmethod
     def of(
@@ -34,13 +32,14 @@ class ScratchSize:
     ) -> ScratchSize:
         """Size for the layers' KV cache ``specs``."""
         specs = list(specs)
-        blocks = max(tail_blocks(config.max_depth, spec.block_size) for spec in specs)
-        per_sequence = config.max_branches - 1
+        block_size = min(spec.block_size for spec in specs)
+        # A branch may start at the last position of a block.
+        per_branch = blocks_touched(block_size - 1, config.max_depth, block_size)
+        required = (config.max_branches - 1) * per_branch
         return cls(
-            wanted_slots=per_sequence * max_num_seqs,
-            required_slots=per_sequence,
-            slot_blocks=blocks,
-            slot_bytes=blocks * sum(spec.page_size_bytes for spec in specs),
+            wanted=required * max_num_seqs,
+            required=required,
+            block_bytes=sum(spec.page_size_bytes for spec in specs),
         )
 
     def reserve(self, available: int, fraction: float) -> int:
@@ -49,7 +48,7 @@ class ScratchSize:
         Raises:
             ValueError: one sequence's tree alone needs more than half of the memory.
         """
-        required = self.required_slots * self.slot_bytes
+        required = self.required * self.block_bytes
         if required > available // 2:
             raise ValueError(
                 f"lookahead needs {required / 2**20:.0f} MiB of scratch KV cache for one token "
@@ -57,15 +56,16 @@ class ScratchSize:
                 "--kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE), lower --block-size, or lower "
                 "window_size or verification_set_size in --speculative-config."
             )
-        return max(required, min(self.wanted_slots * self.slot_bytes, int(available * fraction)))
+        return max(required, min(self.wanted * self.block_bytes, int(available * fraction)))
 
-    def num_slots(self, num_blocks: int, num_groups: int, fraction: float) -> int:
-        """Slots beside a KV cache of ``num_blocks``: what `reserve` has left room for.
+    def num_blocks(self, num_blocks: int, num_groups: int, fraction: float) -> int:
+        """Scratch blocks of each group beside a KV cache of ``num_blocks``.
 
-        Depends on nothing that differs between ranks, so that all ranks plan the same trees.
+        This is what `reserve` has left room for. It depends on nothing that differs between
+        ranks, so that all ranks plan the same trees.
         """
-        share = int(num_blocks * fraction / (1 - fraction)) // (self.slot_blocks * num_groups)
-        return max(self.required_slots, min(self.wanted_slots, share))
+        share = int(num_blocks * fraction / (1 - fraction)) // num_groups
+        return max(self.required, min(self.wanted, share))
 
 
 def with_extra_blocks(config: KVCacheConfig, extra: int) -> KVCacheConfig:
@@ -91,14 +91,6 @@ def with_extra_blocks(config: KVCacheConfig, extra: int) -> KVCacheConfig:
             )
         )
     return replace(config, num_blocks=new, kv_cache_tensors=tensors)
-
-
-def scratch_of_groups(num_blocks: int, num_groups: int, slot_blocks: int) -> list[ScratchBlocks]:
-    """Scratch blocks per KV cache group. Groups overlay the same memory, so ids differ."""
-    return [
-        ScratchBlocks(num_blocks + group * slot_blocks, num_groups * slot_blocks)
-        for group in range(num_groups)
-    ]
 
 
 def copy_blocks(

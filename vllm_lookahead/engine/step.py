@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vllm_lookahead.attention.branches import PlacedTree
+from vllm_lookahead.attention.branches import PlacedTree, blocks_touched
 from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.sequence import SequenceState
+from vllm_lookahead.core.tree import TokenTree
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -25,7 +26,7 @@ class StepPlan:
     @property
     def needs_branches(self) -> bool:
         """Whether any tree is more than the linear draft that vLLM handles by itself."""
-        return any(placed.scratch_slots for placed in self.trees.values())
+        return any(placed.scratch for placed in self.trees.values())
 
     def widen(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         """A copy of ``scheduled`` in which every planned request feeds its whole tree."""
@@ -53,7 +54,10 @@ class StepLimits:
     max_tokens: int
     """Rows of the runner's input buffers (``max_num_batched_tokens``)."""
     max_model_len: int
-    scratch_slots: int
+    scratch_blocks: int
+    """Scratch blocks of a KV cache group."""
+    block_size: int
+    """Tokens per block, the smallest of the groups."""
 
 
 EMPTY_PLAN = StepPlan({})
@@ -68,12 +72,11 @@ def plan_step(
     """Plan a tree for every request that decodes in this step.
 
     The scheduler's own decisions stand: each request feeds at least what it was granted. Rows
-    and scratch slots that are left over are shared out evenly, in the order of the batch.
+    and scratch blocks that are left over are shared out evenly, in the order of the batch.
     """
     decoding = _decoding(scheduled, proposer)
     spare_rows = limits.max_tokens - scheduled.total_num_scheduled_tokens
-    spare_slots = limits.scratch_slots
-    next_slot = 0
+    next_block = 0
     trees: dict[str, PlacedTree] = {}
     for index, (req_id, state) in enumerate(decoding):
         waiting = len(decoding) - index
@@ -82,18 +85,28 @@ def plan_step(
         # `_prepare_inputs` reads the token buffer at consecutive positions before the tree is
         # put in its place, so also the number of nodes must fit what is left of the length.
         left = limits.max_model_len - root
+        longest = blocks_touched(root, config.max_depth, limits.block_size)
+        affordable = (limits.scratch_blocks - next_block) // waiting // longest
         tree = state.plan(
             granted,
             max_nodes=max(1 + len(granted), min(left, 1 + len(granted) + spare_rows // waiting)),
             max_depth=left - 1,
-            max_branches=1 + min(spare_slots // waiting, config.max_branches - 1),
+            max_branches=1 + min(affordable, config.max_branches - 1),
         )
-        num_slots = len(tree.branch_starts()) - 1
-        trees[req_id] = PlacedTree(tree, root, tuple(range(next_slot, next_slot + num_slots)))
-        next_slot += num_slots
-        spare_slots -= num_slots
+        runs = []
+        for size in _branch_blocks(tree, root, limits.block_size):
+            runs.append(next_block)
+            next_block += size
+        trees[req_id] = PlacedTree(tree, root, tuple(runs))
         spare_rows -= tree.size - 1 - len(granted)
     return StepPlan(trees) if trees else EMPTY_PLAN
+
+
+def _branch_blocks(tree: TokenTree, root: int, block_size: int) -> list[int]:
+    """Blocks that each branch after branch 0 needs."""
+    starts = tree.branch_starts()
+    leaves = [*(starts[2:] - 1), tree.size - 1] if len(starts) > 1 else []
+    return [blocks_touched(root, int(tree.depths[leaf]), block_size) for leaf in leaves]
 
 
 def _decoding(

@@ -11,7 +11,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vllm_lookahead.attention.cpu_attn import BranchedCPUAttentionBackend as BACKEND
+from vllm_lookahead.attention.cpu_attn import BranchedCPUAttentionBackend
 from vllm_lookahead.engine.runner import LookaheadCPUModelRunner
 
 logger = init_logger("vllm.lookahead")
@@ -30,7 +30,7 @@ class LookaheadCPUWorker(CPUWorker):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         backend = AttentionBackendEnum.CPU_ATTN
-        register_backend(backend, f"{BACKEND.__module__}.{BACKEND.__qualname__}")
+        register_backend(backend, ".".join(BranchedCPUAttentionBackend.full_cls_name()))
         # The selector caches classes by the layers' shape, for the whole process.
         _cached_get_attn_backend.cache_clear()
         try:
@@ -45,7 +45,7 @@ class LookaheadCPUWorker(CPUWorker):
     def _require_branches(self) -> None:
         layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
         for name, layer in layers.items():
-            if not issubclass(layer.get_attn_backend(), BACKEND):
+            if not issubclass(layer.get_attn_backend(), BranchedCPUAttentionBackend):
                 architectures = ", ".join(self.model_config.architectures)
                 raise ValueError(
                     f"Lookahead decoding has no branches for {type(layer).__name__} ({name} of "

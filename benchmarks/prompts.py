@@ -1,0 +1,30 @@
+"""Prompt sets of real text (see shared/data/README.md), as chat conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SETS = ("mt_bench", "humaneval", "gsm8k", "spec_bench")
+
+SIMULATOR_ROWS = {
+    "mt_bench": range(0, 80, 10),
+    "humaneval": range(0, 80, 10),
+    "gsm8k": range(0, 96, 12),
+}
+"""The 24 prompts on which an independent simulator measured step compression ratios."""
+
+HUMANEVAL_WRAPPER = "Complete the following Python function.\n```python\n{}\n```"
+
+Conversation = list[dict[str, str]]
+
+
+def load(data: Path, name: str, rows: Iterable[int]) -> list[Conversation]:
+    """First turns of the given rows of a set, as one-message conversations."""
+    lines = (data / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    turns = [json.loads(lines[row])["turns"][0] for row in rows]
+    if name == "humaneval":
+        turns = [HUMANEVAL_WRAPPER.format(turn) for turn in turns]
+    return [[{"role": "user", "content": turn}] for turn in turns]
