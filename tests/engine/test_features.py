@@ -1,0 +1,146 @@
+"""What a request may ask for gives plain vLLM's answer, alone and in a mixed batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from tests.engine import scripted
+from tests.engine.harness import engine, greedy, outcomes, random_prompts, seeded, stats
+
+PROMPTS = random_prompts(5, 31, 32, 64, 7, 90, 20, 45, seed=3)
+
+PENALTIES = [
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.7},
+    {"frequency_penalty": 1.1, "temperature": 0.7, "seed": 5},
+    {"repetition_penalty": 0.8, "temperature": 1.0, "seed": 6, "top_k": 20},
+]
+CONSTRAINTS = [
+    {"min_tokens": 20, "stop_token_ids": list(range(0, 256, 2)), "ignore_eos": False},
+    {"allowed_token_ids": list(range(10, 40))},
+    {"bad_words": ["a", "bc"], "temperature": 0.9, "seed": 2},
+    {"top_k": 1, "temperature": 1.0, "seed": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def off(tiny_llama: Path) -> Iterator[LLM]:
+    with engine(tiny_llama) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def on(tiny_llama: Path) -> Iterator[LLM]:
+    sizes = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
+    with engine(tiny_llama, {**sizes, "sources": [scripted.NAME, "window", "output"]}) as llm:
+        yield llm
+
+
+def assert_equal(off: LLM, on: LLM, options: list[dict[str, Any]]) -> None:
+    """Each option alone and all in one batch with unconstrained requests, with good candidates."""
+    params = [SamplingParams(**{"temperature": 0, "max_tokens": 60, **o}) for o in options]
+    params += [greedy(60), seeded(9, 60)]
+    prompts = PROMPTS[: len(params)]
+    plain = outcomes(off, prompts, params)
+    texts = [[*p, *o[0].token_ids] for p, o in zip(prompts, plain, strict=True)]
+    scripted.ScriptedSource.script(texts, scripted.changing)
+    before = stats(on)
+    assert outcomes(on, prompts, params) == plain
+    accepted = stats(on)["tokens"] - before["tokens"] > stats(on)["steps"] - before["steps"]
+    assert accepted, "no candidate was accepted, so nothing was put to the test"
+    for prompt, param, expected in zip(prompts, params, plain, strict=True):
+        assert outcomes(on, [prompt], param) == [expected]
+
+
+def test_penalties(off: LLM, on: LLM) -> None:
+    assert_equal(off, on, PENALTIES)
+
+
+def test_token_constraints(off: LLM, on: LLM) -> None:
+    assert_equal(off, on, CONSTRAINTS)
+
+
+def test_several_choices_per_request(off: LLM, on: LLM) -> None:
+    params = [seeded(4, 40, n=3), seeded(5, 40, n=2, temperature=1.5)]
+    assert outcomes(on, PROMPTS[:2], params) == outcomes(off, PROMPTS[:2], params)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_logprobs_one_entry_per_token(off: LLM, on: LLM, count: int) -> None:
+    params = [greedy(40, logprobs=count), seeded(1, 40, logprobs=count), greedy(40)]
+    requests: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:3]]
+    plain = [answer.outputs[0] for answer in off.generate(requests, params, use_tqdm=False)]
+    texts = [[*p, *o.token_ids] for p, o in zip(PROMPTS, plain, strict=False)]
+    scripted.ScriptedSource.script(texts, scripted.changing)
+    walked = [answer.outputs[0] for answer in on.generate(requests, params, use_tqdm=False)]
+    for one, other in zip(walked[:2], plain[:2], strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        assert len(one.logprobs) == len(one.token_ids)
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine.keys() == theirs.keys()
+            for token in mine:
+                assert mine[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
+                assert mine[token].rank == theirs[token].rank
+        chosen = [entry[t].logprob for entry, t in zip(one.logprobs, one.token_ids, strict=True)]
+        assert one.cumulative_logprob == pytest.approx(sum(chosen), abs=1e-4)
+    assert walked[2].logprobs is None
+
+
+def test_prompt_logprobs(off: LLM, on: LLM) -> None:
+    params = greedy(20, prompt_logprobs=2)
+    requests: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:3]]
+    plain = off.generate(requests, params, use_tqdm=False)
+    for one, other in zip(on.generate(requests, params, use_tqdm=False), plain, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.prompt_logprobs is not None
+        assert other.prompt_logprobs is not None
+        for mine, theirs in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert mine is not None
+            assert theirs is not None
+            for token in theirs:
+                assert mine[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
+
+
+def test_structured_output_beside_free_text(off: LLM, on: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    params = [
+        greedy(60, structured_outputs=StructuredOutputsParams(json=schema), ignore_eos=False),
+        greedy(30, structured_outputs=StructuredOutputsParams(regex="[0-9]{5,9}x")),
+        seeded(
+            8,
+            30,
+            structured_outputs=StructuredOutputsParams(choice=["yes", "no", "maybe"]),
+            ignore_eos=False,
+        ),
+        greedy(60),
+        seeded(2, 60),
+    ]
+    prompts = PROMPTS[: len(params)]
+    plain = outcomes(off, prompts, params)
+    texts = [[*p, *o[0].token_ids] for p, o in zip(prompts, plain, strict=True)]
+    for shape in (scripted.right_first, scripted.right_third, scripted.changing):
+        scripted.ScriptedSource.script(texts, shape)
+        assert outcomes(on, prompts, params) == plain
+    if plain[0][0].finish_reason == "stop":
+        json.loads(plain[0][0].text)
+    assert plain[2][0].text in ("yes", "no", "maybe")
+
+
+def test_min_p_and_logit_bias_are_refused_with_vllms_message(on: LLM) -> None:
+    for options in ({"min_p": 0.2, "temperature": 1.0}, {"logit_bias": {5: 2.0}}):
+        with pytest.raises(Exception, match="not yet supported with speculative decoding"):
+            outcomes(on, PROMPTS[:1], SamplingParams(**options))
