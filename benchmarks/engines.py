@@ -51,7 +51,7 @@ def restart_fast() -> None:
     if os.environ.get("VLLM_LOOKAHEAD_BENCHMARK"):
         return
     environ = {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ, **performance_env()}
-    environ["VLLM_LOOKAHEAD_BENCHMARK"] = "1"
+    environ |= {"VLLM_LOOKAHEAD_BENCHMARK": "1", "PYTHONUNBUFFERED": "1"}
     os.execve(sys.executable, [sys.executable, "-m", *module_and_arguments()], environ)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import base_parser, engine, label, restart_fast, sizes
-from benchmarks.prompts import SETS, load
+from benchmarks.prompts import EXACTNESS_SETS, load
 
 
 def outputs(args: argparse.Namespace, **options: Any) -> list[tuple[Any, ...]]:
@@ -22,7 +22,7 @@ def outputs(args: argparse.Namespace, **options: Any) -> list[tuple[Any, ...]]:
     from vllm import SamplingParams
 
     conversations = [
-        conversation for name in SETS for conversation in load(args.data, name, range(args.per_set))
+        one for name in EXACTNESS_SETS for one in load(args.data, name, range(args.per_set))
     ]
     greedy = SamplingParams(temperature=0, max_tokens=args.max_tokens)
     seeded = [
@@ -45,7 +45,7 @@ def main() -> None:
     ))))  # fmt: skip
     parser.add_argument("--max-num-seqs", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--block-size", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--per-set", type=int, default=3, help="prompts per set")
+    parser.add_argument("--per-set", type=int, default=4, help="prompts per set")
     args = parser.parse_args()
     restart_fast()
     console = Console()

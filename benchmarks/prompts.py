@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-SETS = ("mt_bench", "humaneval", "gsm8k", "spec_bench")
+EXACTNESS_SETS = ("mt_bench", "humaneval", "gsm8k")
 
 SIMULATOR_ROWS = {
     "mt_bench": range(0, 80, 10),

@@ -49,3 +49,8 @@ def test_entry_points_name_something_callable(
 ) -> None:
     assert setup_cfg["options.entry_points"][group].split() == [name, "=", target]
     assert callable(EntryPoint(name, target, group).load())
+
+
+def test_readme_repeats_the_supported_vllm_range() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"| vLLM | `{SUPPORTED_VLLM}` " in readme

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB_SIZE = 272
 EOS = 256
@@ -45,5 +53,51 @@ def save_llama(directory: Path, *, seed: int = 0, max_length: int = 1024, heads:
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_sliding_mistral(directory: Path) -> Path:
+    """A 2-layer Mistral whose attention slides over 48 tokens."""
+    torch.manual_seed(1)
+    config = MistralConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        sliding_window=48,
+        initializer_range=0.15,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    )
+    MistralForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_gemma3(directory: Path) -> Path:
+    """A 4-layer Gemma 3: three layers slide over 48 tokens, one sees everything."""
+    torch.manual_seed(2)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        sliding_window=48,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        initializer_range=0.15,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(directory)
     save_tokenizer(directory)
     return directory

@@ -79,7 +79,7 @@ class LookaheadConfig:
             if key in known:
                 continue
             nearest = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise LookaheadConfigError(
                 f"unknown lookahead parameter {key!r}{hint} Known parameters: {', '.join(known)}."
             )
@@ -139,7 +139,7 @@ def _check_sources(sources: object) -> tuple[str, ...]:
         module, colon, attribute = name.partition(":")
         if not (colon and module and attribute):
             nearest = difflib.get_close_matches(name, BUILTIN_SOURCES, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise LookaheadConfigError(
                 f"sources has {name!r}{hint} Give {', '.join(BUILTIN_SOURCES)} or 'module:Class'."
             )

@@ -62,7 +62,13 @@ def _wrap_add_cli_args(original: Callable[..., Any]) -> Callable[..., Any]:
         parser = original(parser)
         from vllm_lookahead.cli_args import SpeculativeModelAction
 
-        parser.add_argument(
+        # Whichever of the two came last would win in silence. argparse has no public way to
+        # exclude an argument that exists already.
+        group = parser.add_mutually_exclusive_group()
+        spec_method = parser._option_string_actions.get("--spec-method")
+        if spec_method is not None:
+            group._group_actions.append(spec_method)
+        group.add_argument(
             "--speculative-model",
             action=SpeculativeModelAction,
             metavar="[lookahead]",
@@ -112,9 +118,10 @@ def lookahead_parameters(
         and method is not None
         and {spec_method, method} - {*METHOD_SPELLINGS}
     ):
+        flag = "--speculative-model" if spec_method in METHOD_SPELLINGS else "--spec-method"
         raise LookaheadConfigError(
-            f"--speculative-model names {spec_method!r} and --speculative-config names the "
-            f"method {method!r}: drop one of them."
+            f"{flag} names {spec_method!r} and --speculative-config names the method "
+            f"{method!r}: drop one of them."
         )
     if "num_speculative_tokens" in values:
         raise LookaheadConfigError(

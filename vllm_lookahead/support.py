@@ -33,6 +33,12 @@ def _flags(args: EngineArgs) -> list[str]:
     from vllm_lookahead.plugin import SCHEDULER
 
     checks = [
+        (args.spec_model is not None, "It has no draft model: drop --spec-model."),
+        (
+            args.spec_tokens is not None,
+            "Its n-gram size sets the number of draft tokens: drop --spec-tokens, and set "
+            "ngram_size in --speculative-config.",
+        ),
         (args.async_scheduling, "Drafts come from sampled tokens: drop --async-scheduling."),
         (
             args.pipeline_parallel_size > 1,

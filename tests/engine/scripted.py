@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from vllm_lookahead.config import LookaheadConfig
 
@@ -41,9 +42,14 @@ def all_wrong(right: list[int], step: int) -> Chains:
     return [[wrong(right[0]), *right[1:]], [(right[0] + 2) % 256, *right[1:]]]
 
 
+def nothing(right: list[int], step: int) -> Chains:
+    """No candidate at all."""
+    return []
+
+
 def changing(right: list[int], step: int) -> Chains:
     """Another shape every step, none of them included."""
-    shapes = (right_third, all_wrong, partial_last, lambda right, step: [], right_first)
+    shapes: tuple[Shape, ...] = (right_third, all_wrong, partial_last, nothing, right_first)
     return shapes[step % len(shapes)](right, step)
 
 
@@ -55,8 +61,8 @@ def duplicated(right: list[int], step: int) -> Chains:
 class ScriptedSource:
     """Knows the texts that plain decoding gave and proposes them in the chosen shape."""
 
-    texts: list[list[int]] = []
-    shape: Shape = staticmethod(right_first)
+    texts: ClassVar[list[list[int]]] = []
+    shape: ClassVar[Shape] = staticmethod(right_first)
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._step = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,10 +171,10 @@ def test_max_tokens_cut_an_accepted_ngram(off: LLM, on: LLM, max_tokens: int) ->
     assert outcomes(on, PROMPTS, greedy(max_tokens)) == outcomes(off, PROMPTS, greedy(max_tokens))
 
 
-def stops(token_ids: tuple[int, ...]) -> list[dict[str, object]]:
+def stops(token_ids: tuple[int, ...]) -> list[dict[str, Any]]:
     """Stop conditions that end a text at different places of an accepted n-gram."""
     return [
-        *({"stop_token_ids": [token]} for token in token_ids[5:12]),
+        *[{"stop_token_ids": [token]} for token in token_ids[5:12]],
         {"stop_token_ids": [token_ids[8]], "max_tokens": 9},
         {"stop_token_ids": [token_ids[8]], "min_tokens": 15},
     ]
@@ -216,7 +217,7 @@ def test_stop_string_across_two_steps(off: LLM, on: LLM) -> None:
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (15, 5, 15), (0, 4, 4), (5, 3, 0)])
 def test_texts_run_to_the_last_position(tiny_llama: Path, sizes: tuple[int, int, int]) -> None:
-    lookahead = dict(
+    lookahead: dict[str, Any] = dict(
         zip(("window_size", "ngram_size", "verification_set_size"), sizes, strict=True)
     )
     prompts = random_prompts(40, *range(56, 64))

@@ -16,13 +16,13 @@ from tests.engine.harness import engine, greedy, outcomes, random_prompts, seede
 
 PROMPTS = random_prompts(5, 31, 32, 64, 7, 90, 20, 45, seed=3)
 
-PENALTIES = [
+PENALTIES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"presence_penalty": 1.5, "frequency_penalty": -0.7},
     {"frequency_penalty": 1.1, "temperature": 0.7, "seed": 5},
     {"repetition_penalty": 0.8, "temperature": 1.0, "seed": 6, "top_k": 20},
 ]
-CONSTRAINTS = [
+CONSTRAINTS: list[dict[str, Any]] = [
     {"min_tokens": 20, "stop_token_ids": list(range(0, 256, 2)), "ignore_eos": False},
     {"allowed_token_ids": list(range(10, 40))},
     {"bad_words": ["a", "bc"], "temperature": 0.9, "seed": 2},

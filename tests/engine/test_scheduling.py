@@ -59,7 +59,7 @@ def test_prefix_cache_holds_verified_tokens_only(off: LLM, tiny_llama: Path) -> 
         for _ in range(4):
             llm.llm_engine.step()
         llm.llm_engine.abort_request(["aborted"])
-        turns = [text + [7, 8, 9] for text in texts]
+        turns = [[*text, 7, 8, 9] for text in texts]
         expected = outcomes(off, turns, greedy(40))
         assert outcomes(llm, turns, greedy(40)) == expected
         assert counter(llm, "vllm:prefix_cache_hits") > 0

@@ -21,7 +21,8 @@ class NgramPool:
             capacity: values kept in all; beyond it the keys unused for longest leave whole.
         """
         self._value_size = value_size
-        self._per_key = per_key
+        # A key larger than the pool would be evicted together with the value just inserted.
+        self._per_key = min(per_key, capacity)
         self._capacity = capacity
         self._size = 0
         # Insertion order of the keys is their order of last use.

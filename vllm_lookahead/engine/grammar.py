@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 _ALLOW_ALL = -1  # every bit of the int32 words set
 
 
-def acceptable_drafts(grammar: GrammarOutput, scheduled: SchedulerOutput) -> dict[str, int]:
+def acceptable_drafts(grammar: GrammarOutput) -> dict[str, int]:
     """How many leading draft tokens each structured-output request may accept."""
     req_ids = grammar.structured_output_request_ids
     limits = grammar.num_acceptable_drafts
-    drafts = scheduled.scheduled_spec_decode_tokens
-    if limits is None:
-        return {req_id: len(drafts.get(req_id, ())) for req_id in req_ids}
+    if limits is None:  # vLLM: "None invalidates every draft."
+        return dict.fromkeys(req_ids, 0)
     return dict(zip(req_ids, limits, strict=True))
 
 

