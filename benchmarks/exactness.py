@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import base_parser, engine, label, restart_fast, sizes
+from benchmarks.engines import base_parser, engine, label, restart_fast
 from benchmarks.prompts import EXACTNESS_SETS, load
+from vllm_lookahead.cli.demo import sizes
 
 
 def outputs(args: argparse.Namespace, **options: Any) -> list[tuple[Any, ...]]:

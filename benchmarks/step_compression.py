@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import base_parser, engine, label, restart_fast, sizes
+from benchmarks.engines import base_parser, engine, label, restart_fast
 from benchmarks.prompts import SIMULATOR_ROWS, load
+from vllm_lookahead.cli.demo import sizes
 
 SIMULATOR = {
     "(15,5,15)": (1.89, 2.18, 2.10),

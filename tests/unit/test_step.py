@@ -31,7 +31,10 @@ PLENTY = StepLimits(max_tokens=1000, max_model_len=1000, scratch_blocks=1000, bl
 
 def make_proposer(**parameters: Any) -> LookaheadProposer:
     parameters = {"window_size": 3, "ngram_size": 3, "verification_set_size": 2} | parameters
-    config = SimpleNamespace(additional_config={"lookahead": parameters})
+    config = SimpleNamespace(
+        additional_config={"lookahead": parameters},
+        model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
+    )
     return LookaheadProposer(cast(VllmConfig, config))
 
 
@@ -51,7 +54,8 @@ class Step:
         self, req_id: str, text: Sequence[int] = PROMPT, granted: int = 1000, computed: int = -1
     ) -> None:
         """Schedule a decoding request with the first ``granted`` tokens of its own draft."""
-        draft = self.proposer.start(req_id, text, len(text)).propose()[:granted]
+        self.proposer.start(req_id, text, len(text))
+        draft = self.proposer.draft(req_id)[:granted]
         self.running[req_id] = len(text) - 1 if computed < 0 else computed
         self.feeds[req_id] = 1 + len(draft)
         if draft:

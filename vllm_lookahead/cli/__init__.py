@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lookahead import __version__
-from vllm_lookahead.cli import demo, demo_model
+from vllm_lookahead.cli import demo, demo_model, fix_vllm_cpu
 from vllm_lookahead.cli.errors import CommandError
 
-COMMANDS = (demo_model, demo)
+COMMANDS = (demo_model, demo, fix_vllm_cpu)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ PROMPTS = {
 EXACT_DTYPE = "float32"
 
 # On a CPU, where extra tokens of a step soon cost time, small trees are the fastest.
-SIZES = {"window_size": 2, "ngram_size": 3, "verification_set_size": 2}
+CPU_SIZES = "2,3,2"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -55,7 +55,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=128, metavar="N", help="per answer (default: 128)"
     )
+    parser.add_argument(
+        "--sizes",
+        type=sizes,
+        default=CPU_SIZES,
+        metavar="W,N,G",
+        help="window, n-gram and verification set size of lookahead (default: %(default)s)",
+    )
     parser.set_defaults(run=run)
+
+
+def sizes(text: str) -> dict[str, int]:
+    """argparse type: ``W,N,G`` as lookahead's parameters; their ranges are the engine's matter."""
+    window, ngram, verification = map(int, text.split(","))
+    return {
+        "window_size": window,
+        "ngram_size": ngram,
+        "verification_set_size": verification,
+    }
 
 
 def positive(text: str) -> int:
@@ -75,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         "max_model_len": 2048,
         "kv_cache_memory_bytes": 1 << 30,
     }
-    ahead = {**engine, "speculative_config": {"method": "lookahead", **SIZES}}
+    ahead = {**engine, "speculative_config": {"method": "lookahead", **args.sizes}}
     # One after the other: vLLM's CPU workers spin while idle and would slow each other.
     plain = answers(console, "plain", engine, args.max_tokens)
     lookahead = answers(console, "lookahead", ahead, args.max_tokens)

@@ -20,16 +20,24 @@ class SequenceState:
     The last token of the text is the root: sampled, but without a KV entry yet.
     """
 
-    def __init__(self, config: LookaheadConfig, tokens: Sequence[int], prompt_size: int) -> None:
+    def __init__(
+        self,
+        config: LookaheadConfig,
+        tokens: Sequence[int],
+        prompt_size: int,
+        vocab_size: int | None = None,
+    ) -> None:
         """
         Args:
             config: the engine's lookahead parameters.
             tokens: prompt and output token ids, root last; at least one.
             prompt_size: how many of them are prompt.
+            vocab_size: when given, tokens of custom sources are checked against it.
         """
         if not tokens:
             raise ValueError("a sequence has at least one token")
         self._config = config
+        self._vocab_size = vocab_size
         self._tokens = list(tokens)
         self._custom_sources = make_custom_sources(config)
         self._candidates: list[tuple[int, ...]] = []
@@ -62,6 +70,9 @@ class SequenceState:
         This is the primary candidate: the longest of the candidates and, among equals, the
         first. Without a candidate it is a path of the window, so that KV slots are granted for
         what the window may turn out to have right.
+
+        Raises:
+            ValueError: a custom source proposed a token that isn't one, or whatever it raises.
         """
         length = self._config.num_draft_tokens
         self._candidates = self._gather(length)
@@ -117,11 +128,21 @@ class SequenceState:
         for name in self._config.sources:
             if name not in BUILTIN_SOURCES:
                 proposed = self._custom_sources[name].propose(self._tokens, length, limit)
-                found.update((tuple(chain[:length]), None) for chain in proposed if len(chain))
+                chains = [tuple(chain[:length]) for chain in proposed if len(chain)]
+                self._check_tokens(name, chains)
+                found.update(dict.fromkeys(chains))
             elif not pool_asked:
                 pool_asked = True
-                found.update((chain, None) for chain in self._pool.lookup(self.root, limit))
+                found.update(dict.fromkeys(self._pool.lookup(self.root, limit)))
         return list(found)[:limit]
+
+    def _check_tokens(self, name: str, chains: Sequence[tuple[int, ...]]) -> None:
+        for token in (token for chain in chains for token in chain):
+            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                raise ValueError(
+                    f"source {name} proposed token {token}, outside of a vocabulary of "
+                    f"{self._vocab_size}"
+                )
 
     def _new_window(self) -> LookaheadWindow:
         width = self._config.window_size

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
 
 from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.sequence import SequenceState
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger("vllm.lookahead")
 
 
 class LookaheadProposer:
@@ -21,7 +26,10 @@ class LookaheadProposer:
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.config = LookaheadConfig.from_mapping(vllm_config.additional_config["lookahead"])
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._sequences: dict[str, SequenceState] = {}
+        # Requests that decode plainly since a fault.
+        self._plain: set[str] = set()
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
@@ -37,19 +45,40 @@ class LookaheadProposer:
             '--speculative-config \'{"method": "lookahead"}\', not by method custom_class.'
         )
 
-    def start(self, req_id: str, tokens: Sequence[int], prompt_size: int) -> SequenceState:
+    def start(self, req_id: str, tokens: Sequence[int], prompt_size: int) -> None:
         """Make the state of a sequence (anew, if it has one). Arguments as `SequenceState`."""
-        state = SequenceState(self.config, tokens, prompt_size)
-        self._sequences[req_id] = state
-        return state
+        if req_id not in self._plain:
+            with self._contain(req_id):
+                self._sequences[req_id] = SequenceState(
+                    self.config, tokens, prompt_size, self._vocab_size
+                )
 
     def get(self, req_id: str) -> SequenceState | None:
-        """The sequence's state, None before `start` and after `release`."""
+        """The sequence's state; None before `start`, after `release`, and after a fault."""
         return self._sequences.get(req_id)
+
+    def draft(self, req_id: str) -> list[int]:
+        """Draft tokens for the request's next step, [] where there is nothing to propose."""
+        state = self._sequences.get(req_id)
+        if state is not None:
+            with self._contain(req_id):
+                return state.propose()
+        return []
 
     def release(self, req_id: str) -> None:
         """Forget a sequence; unknown ones are fine (a request may end before it starts)."""
         self._sequences.pop(req_id, None)
+        self._plain.discard(req_id)
+
+    @contextmanager
+    def _contain(self, req_id: str) -> Iterator[None]:
+        """Turn a fault into plain decoding of this request; its neighbours don't notice."""
+        try:
+            yield
+        except Exception:
+            logger.exception("Lookahead failed for request %s, which goes on plainly.", req_id)
+            self._sequences.pop(req_id, None)
+            self._plain.add(req_id)
 
     @property
     def num_sequences(self) -> int:

@@ -55,7 +55,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     # ---- memory ----------------------------------------------------------------------------
 
     def scratch_size(self) -> ScratchSize:
-        """Scratch slots that the configuration asks for."""
+        """Scratch blocks that the configuration asks for."""
         return ScratchSize.of(
             self.drafter.config, self.get_kv_cache_spec().values(), self.max_num_reqs
         )
@@ -263,15 +263,15 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 walk = self._walks[index]
                 leaves = self._first_rows[index] + walk.tree.window_leaves
                 state.commit(walk, self._argmax[leaves])
+                if state.num_tokens != length:
+                    raise RuntimeError(
+                        f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
+                    )
             else:
-                state = self.drafter.start(
+                self.drafter.start(
                     req_id,
                     self.input_batch.token_ids_cpu[index, :length].tolist(),
                     int(self.input_batch.num_prompt_tokens[index]),
                 )
-            if state.num_tokens != length:
-                raise RuntimeError(
-                    f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
-                )
-            drafts.append(state.propose())
+            drafts.append(self.drafter.draft(req_id))
         return drafts
