@@ -39,7 +39,7 @@ class LookaheadConfig:
     """Whether paths of the lookahead window may be accepted, too."""
 
     pool_capacity: int = 16384
-    """N-grams kept per sequence, 1 to 1048576; the keys unused for longest leave first."""
+    """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first."""
 
     scratch_fraction: float = 0.1
     """Share of the KV cache memory, over 0 to 0.5, that branches of token trees may take."""
@@ -70,6 +70,11 @@ class LookaheadConfig:
                 "set window_size (1 to 128) or verification_set_size (1 to 128)."
             )
         object.__setattr__(self, "sources", _check_sources(self.sources))
+        if self.window_size == 0 and not set(self.sources) - {"window"}:
+            raise LookaheadConfigError(
+                f"window_size=0 with sources={list(self.sources)} leaves nothing to propose: set "
+                "window_size (1 to 128) or add 'output', 'prompt' or a 'module:Class' to sources."
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> LookaheadConfig:

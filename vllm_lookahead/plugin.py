@@ -1,7 +1,8 @@
 """The only place where functions of vLLM are wrapped.
 
-Two wraps, each with its reason. They translate what users write ("lookahead") into settings that
-vLLM has: a custom speculative method, a worker class and a scheduler class.
+Three wraps, each with its reason. Two translate what users write ("lookahead") into settings that
+vLLM has: a custom speculative method, a worker class and a scheduler class. The third lets requests
+through that vLLM refuses beside its own speculative methods.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vllm_lookahead.core.sources import make_custom_sources
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
 
 METHOD = "lookahead"
 METHOD_SPELLINGS = (METHOD, f"[{METHOD}]")
@@ -29,15 +31,17 @@ _WRAPPED = "_vllm_lookahead_wrapped"
 
 
 def install() -> None:
-    """Install both wraps; a second call changes nothing.
+    """Install the wraps; a second call changes nothing.
 
     Raises:
         RuntimeError: a wrapped function is gone. vLLM logs it and goes on without the plugin.
     """
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
 
     _wrap(EngineArgs, "add_cli_args", _wrap_add_cli_args)
     _wrap(EngineArgs, "create_speculative_config", _wrap_create_speculative_config)
+    _wrap(SamplingParams, "_validate_spec_decode", _wrap_validate_spec_decode)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
@@ -102,6 +106,21 @@ def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..
         return _configure(self, parameters, target_model_config, target_parallel_config)
 
     return create_speculative_config
+
+
+def _wrap_validate_spec_decode(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``min_p`` and ``logit_bias`` through for lookahead.
+
+    Why: vLLM's rejection sampler can't apply them; lookahead samples with vLLM's `Sampler`.
+    Upstream: patches/vllm-0.32.0/0001. Remove when: plugins can register speculative methods.
+    """
+
+    @functools.wraps(original)
+    def validate(self: SamplingParams, speculative_config: SpeculativeConfig | None) -> None:
+        if speculative_config is None or speculative_config.model != PROPOSER:
+            original(self, speculative_config)
+
+    return validate
 
 
 def lookahead_parameters(

@@ -209,3 +209,10 @@ def test_json_form_makes_an_equal_configuration() -> None:
     config = LookaheadConfig.from_mapping(values)
     assert json.loads(json.dumps(config.to_json())) == values
     assert LookaheadConfig.from_mapping(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("sources", [[], ["window"]])
+def test_no_window_and_no_other_source_is_refused(sources: list[str]) -> None:
+    message = refusal(window_size=0, sources=sources)
+    assert f"window_size=0 with sources={sources} leaves nothing to propose" in message
+    assert "1 to 128" in message

@@ -136,7 +136,7 @@ def test_tree_is_built_around_what_was_granted_of_the_draft() -> None:
 def test_ngrams_of_the_text_belong_to_the_source_of_their_last_token(
     sources: list[str], size: int
 ) -> None:
-    state = SequenceState(config_of(0, 3, 2, *sources), [1, 2, 3, 4, 5, 6], 4)
+    state = SequenceState(config_of(1, 3, 2, *sources), [1, 2, 3, 4, 5, 6], 4)
     assert state.pool_size == size
 
 

@@ -222,7 +222,8 @@ def configs() -> st.SearchStrategy[LookaheadConfig]:
             ngram_size=sizes[1],
             verification_set_size=sizes[2],
             verify_window=verify_window,
-            sources=tuple(sources),
+            # Without a window, something else must propose.
+            sources=tuple(sources) if sizes[0] else (*sources, *{"output"} - {*sources}),
             pool_capacity=capacity,
             seed=seed,
         ),

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from tests.engine import scripted
 from tests.engine.harness import engine, greedy, outcomes, random_prompts, seeded, stats
@@ -27,6 +31,11 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"allowed_token_ids": list(range(10, 40))},
     {"bad_words": ["a", "bc"], "temperature": 0.9, "seed": 2},
     {"top_k": 1, "temperature": 1.0, "seed": 3},
+]
+BIASES: list[dict[str, Any]] = [
+    {"logit_bias": {7: 3.0, 9: -5.0}},
+    {"logit_bias": {7: 3.0}, "temperature": 0.9, "seed": 4},
+    {"min_p": 0.1, "temperature": 1.2, "seed": 5},
 ]
 
 
@@ -140,7 +149,40 @@ def test_structured_output_beside_free_text(off: LLM, on: LLM) -> None:
     assert plain[2][0].text in ("yes", "no", "maybe")
 
 
-def test_min_p_and_logit_bias_are_refused_with_vllms_message(on: LLM) -> None:
-    for options in ({"min_p": 0.2, "temperature": 1.0}, {"logit_bias": {5: 2.0}}):
-        with pytest.raises(Exception, match="not yet supported with speculative decoding"):
-            outcomes(on, PROMPTS[:1], SamplingParams(**options))
+def test_parameters_that_vllm_refuses_beside_other_speculative_methods(off: LLM, on: LLM) -> None:
+    assert_equal(off, on, BIASES)
+
+
+class FavourOneToken(LogitsProcessor):
+    """Raises token 77 while a request has fewer than 30 outputs, as its ``extra_args`` ask for."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, pin: bool) -> None:
+        self.requests: dict[int, list[int]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(
+            self.requests,
+            batch_update,
+            lambda params, _, outputs: outputs if params.extra_args else None,
+        )
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, outputs in self.requests.items():
+            if len(outputs) < 30 and len(outputs) % 3 == 0:
+                logits[row, 77] += 100
+        return logits
+
+
+def test_custom_logits_processor_sees_every_token_in_order(tiny_llama: Path) -> None:
+    options: Any = {"logits_processors": [FavourOneToken]}
+    params = [greedy(60, extra_args={"favour": True}), seeded(1, 60), greedy(60)]
+    with engine(tiny_llama, **options) as llm:
+        plain = outcomes(llm, PROMPTS[:3], params)
+    assert plain[0][0].token_ids[0:30:3] == (77,) * 10
+    texts = [[*p, *o[0].token_ids] for p, o in zip(PROMPTS, plain, strict=False)]
+    scripted.ScriptedSource.script(texts, scripted.changing)
+    with engine(tiny_llama, {"sources": [scripted.NAME, "window"]}, **options) as llm:
+        assert outcomes(llm, PROMPTS[:3], params) == plain

@@ -18,14 +18,14 @@ class NgramPool:
         Args:
             value_size: tokens of a value, N - 1.
             per_key: values kept per key, newest first.
-            capacity: values kept in all; beyond it the keys unused for longest leave whole.
+            capacity: values kept in all; beyond it the keys inserted longest ago leave whole.
         """
         self._value_size = value_size
         # A key larger than the pool would be evicted together with the value just inserted.
         self._per_key = min(per_key, capacity)
         self._capacity = capacity
         self._size = 0
-        # Insertion order of the keys is their order of last use.
+        # The keys' order is that of their last insertion.
         self._values: dict[int, list[Ngram]] = {}
 
     def __len__(self) -> int:

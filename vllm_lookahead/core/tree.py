@@ -83,7 +83,7 @@ class _Trie:
         return len(self.tokens)
 
     def child(self, parent: int, token: int, acceptable: bool) -> int:
-        """The child of ``parent`` with ``token``, made when it isn't there."""
+        """The child of ``parent`` with ``token``, made, with ``acceptable``, if it isn't there."""
         key = (token, 0 if self._merge else len(self))
         node = self.children[parent].get(key)
         if node is None:
@@ -94,8 +94,6 @@ class _Trie:
             self.depths.append(self.depths[parent] + 1)
             self.acceptable.append(acceptable)
             self.children.append({})
-        elif acceptable:
-            self.acceptable[node] = True
         return node
 
     def chain(self, node: int, tokens: Sequence[int], acceptable: bool = True) -> int:
@@ -171,13 +169,11 @@ def build_tree(
     if window_rows:
         width = len(window_rows[0]) + 1
         mark = len(trie)
-        acceptable = list(trie.acceptable)
         fits_depth = width - 1 + len(window_rows) - 1 <= max_depth
         if fits_depth and branches + width <= max_branches:
             leaves = _add_window(trie, window_rows, verify_window)
         if len(trie) > max_nodes:
             trie.truncate(mark)
-            trie.acceptable[:] = acceptable
             leaves = []
     return _freeze(trie, len(primary), leaves)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import SamplerOutput
@@ -21,9 +22,11 @@ from vllm_lookahead.engine.metrics import LookaheadStats
 from vllm_lookahead.engine.proposer import LookaheadProposer
 from vllm_lookahead.engine.sampler import (
     is_plain_greedy,
+    plain_logits_processors,
     to_sampler_output,
     walk_greedy,
     walk_in_rounds,
+    without_custom_processors,
 )
 from vllm_lookahead.engine.scratch import (
     ScratchSize,
@@ -38,8 +41,13 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
     drafter: LookaheadProposer
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        with without_custom_processors(vllm_config.model_config):
+            super().__init__(vllm_config, device)
+        self.input_batch.logitsprocs = plain_logits_processors(vllm_config, device)
+        self.input_batch.logitsprocs_need_output_token_ids = bool(
+            vllm_config.model_config.logits_processors
+        )
         self.stats = LookaheadStats()
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN

@@ -7,13 +7,17 @@ processors fed the tokens emitted so far, and only walking requests draw from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessors, build_logitsprocs
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinTokensLogitsProcessor,
@@ -23,8 +27,33 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm_lookahead.core.verify import Walk
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
+
+
+@contextmanager
+def without_custom_processors(model_config: ModelConfig) -> Iterator[None]:
+    """Hide custom logits processors, beside which vLLM's runners refuse speculative methods."""
+    custom = model_config.logits_processors
+    model_config.logits_processors = None
+    try:
+        yield
+    finally:
+        model_config.logits_processors = custom
+
+
+def plain_logits_processors(vllm_config: VllmConfig, device: torch.device) -> LogitsProcessors:
+    """All logits processors of plain decoding, also those that vLLM drops beside a draft."""
+    plain = copy(vllm_config)
+    plain.speculative_config = None
+    return build_logitsprocs(
+        plain,
+        device,
+        PIN_MEMORY,
+        is_pooling_model=False,
+        custom_logitsprocs=tuple(plain.model_config.logits_processors or ()),
+    )
 
 
 def is_plain_greedy(metadata: SamplingMetadata) -> bool:

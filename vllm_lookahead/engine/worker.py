@@ -13,6 +13,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_lookahead.attention.cpu_attn import BranchedCPUAttentionBackend
 from vllm_lookahead.engine.runner import LookaheadCPUModelRunner
+from vllm_lookahead.engine.sampler import without_custom_processors
 
 logger = init_logger("vllm.lookahead")
 
@@ -23,9 +24,10 @@ class LookaheadCPUWorker(CPUWorker):
     model_runner: LookaheadCPUModelRunner
 
     def init_device(self) -> None:
-        super().init_device()
-        # The base class names its runner in the middle of this method; see
-        # patches/ for the hook that would save building it twice.
+        # The base class builds its own runner, which isn't kept; see patches/ for the hook that
+        # would save that.
+        with without_custom_processors(self.model_config):
+            super().init_device()
         self.model_runner = LookaheadCPUModelRunner(self.vllm_config, self.device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
