@@ -78,80 +78,74 @@ def expand(
         block_size: tokens per block.
         scratch_base: block id of the group's first scratch block.
     """
-    query_lens: list[int] = []
-    seq_lens: list[int] = []
-    tables: list[IntArray] = []
-    rows: list[LongArray] = []
-    slots: list[LongArray] = []
+    layout = _Layout(block_size)
     copies: list[tuple[int, int]] = []
-
     first_row = 0
     for count, cached, placed, table in zip(
         num_tokens, num_cached, trees, block_table, strict=True
     ):
         primary = count if placed is None else 1 + placed.tree.primary_size
-        positions = np.arange(cached, cached + primary, dtype=np.int64)
-        query_lens.append(primary)
-        seq_lens.append(cached + primary)
-        tables.append(table)
-        rows.append(np.arange(first_row, first_row + primary, dtype=np.int64))
-        slots.append(_slots(table, positions, block_size))
+        layout.add(table, cached, range(first_row, first_row + primary), num_queries=primary)
         if placed is not None:
-            _add_branches(
-                placed, first_row, table, block_size, scratch_base,
-                query_lens, seq_lens, tables, rows, slots, copies,
-            )  # fmt: skip
+            copies += _add_branches(layout, placed, first_row, table, scratch_base)
         first_row += count
-
-    query_start_loc = np.zeros(len(query_lens) + 1, dtype=np.int32)
-    np.cumsum(query_lens, out=query_start_loc[1:])
-    return BranchBatch(
-        query_start_loc=query_start_loc,
-        seq_lens=np.array(seq_lens, dtype=np.int32),
-        block_table=np.stack(tables),
-        key_rows=np.concatenate(rows),
-        key_slots=np.concatenate(slots),
-        copies=np.array(copies, dtype=np.int64).reshape(-1, 2),
-    )
+    return layout.finish(copies)
 
 
-def _slots(table: IntArray, positions: LongArray, block_size: int) -> LongArray:
-    blocks = table[positions // block_size].astype(np.int64)
-    return blocks * block_size + positions % block_size
+class _Layout:
+    """Pseudo-sequences, one after the other."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._query_lens: list[int] = []
+        self._seq_lens: list[int] = []
+        self._tables: list[IntArray] = []
+        self._rows: list[LongArray] = []
+        self._slots: list[LongArray] = []
+
+    def add(self, table: IntArray, first: int, rows: Sequence[int], num_queries: int) -> None:
+        """Add one that writes ``rows`` from position ``first`` on and queries the last ones."""
+        end = first + len(rows)
+        positions = np.arange(first, end, dtype=np.int64)
+        blocks = table[positions // self.block_size].astype(np.int64)
+        self._query_lens.append(num_queries)
+        self._seq_lens.append(end)
+        self._tables.append(table)
+        self._rows.append(np.array(rows, dtype=np.int64))
+        self._slots.append(blocks * self.block_size + positions % self.block_size)
+
+    def finish(self, copies: list[tuple[int, int]]) -> BranchBatch:
+        query_start_loc = np.zeros(len(self._query_lens) + 1, dtype=np.int32)
+        np.cumsum(self._query_lens, out=query_start_loc[1:])
+        return BranchBatch(
+            query_start_loc=query_start_loc,
+            seq_lens=np.array(self._seq_lens, dtype=np.int32),
+            block_table=np.stack(self._tables),
+            key_rows=np.concatenate(self._rows),
+            key_slots=np.concatenate(self._slots),
+            copies=np.array(copies, dtype=np.int64).reshape(-1, 2),
+        )
 
 
 def _add_branches(
-    placed: PlacedTree,
-    first_row: int,
-    table: IntArray,
-    block_size: int,
-    scratch_base: int,
-    query_lens: list[int],
-    seq_lens: list[int],
-    tables: list[IntArray],
-    rows: list[LongArray],
-    slots: list[LongArray],
-    copies: list[tuple[int, int]],
-) -> None:
-    tree = placed.tree
-    starts = tree.branch_starts()
-    ends = [*starts[1:].tolist(), tree.size]
-    root = placed.root_position
+    layout: _Layout, placed: PlacedTree, first_row: int, table: IntArray, scratch_base: int
+) -> list[tuple[int, int]]:
+    """Add all branches but the first; returns the block copies that they need."""
+    tree, root, block_size = placed.tree, placed.root_position, layout.block_size
     tail = root // block_size
-    for run, start, end in zip(placed.scratch, starts[1:].tolist(), ends[1:], strict=True):
+    starts = tree.branch_starts().tolist()
+    ends = [*starts[1:], tree.size]
+    copies = []
+    for run, start, end in zip(placed.scratch, starts[1:], ends[1:], strict=True):
         path = [*tree.ancestry(int(tree.parents[start])), *range(start, end)]
         first_block = scratch_base + run
         num_blocks = blocks_touched(root, len(path) - 1, block_size)
         branch_table = table.copy()
         branch_table[tail : tail + num_blocks] = np.arange(first_block, first_block + num_blocks)
-        positions = np.arange(root, root + len(path), dtype=np.int64)
-        query_lens.append(end - start)
-        seq_lens.append(root + len(path))
-        tables.append(branch_table)
-        rows.append(first_row + np.array(path, dtype=np.int64))
-        slots.append(_slots(branch_table, positions, block_size))
+        layout.add(branch_table, root, [first_row + node for node in path], end - start)
         if root % block_size:
             copies.append((int(table[tail]), first_block))
+    return copies
 
 
 def copies_back(
