@@ -149,6 +149,21 @@ def test_structured_output_beside_free_text(off: LLM, on: LLM) -> None:
     assert plain[2][0].text in ("yes", "no", "maybe")
 
 
+def test_grammar_invalid_candidates_do_not_disable_valid_ones(off: LLM, on: LLM) -> None:
+    params = greedy(40, structured_outputs=StructuredOutputsParams(regex="[0-9]{40}"))
+    [[plain]] = outcomes(off, PROMPTS[:1], params)
+    scripted.ScriptedSource.script([[*PROMPTS[0], *plain.token_ids]], letters_first)
+    before = stats(on)["steps"]
+    assert outcomes(on, PROMPTS[:1], params) == [[plain]]
+    # One token of the prefill, then N = 4 a step.
+    assert stats(on)["steps"] - before == 10
+
+
+def letters_first(right: list[int], step: int) -> list[list[int]]:
+    """Two candidates without a digit before the right one (tokens 64 and up are letters)."""
+    return [[70] * len(right), [right[0], 71, 72], right]
+
+
 def test_parameters_that_vllm_refuses_beside_other_speculative_methods(off: LLM, on: LLM) -> None:
     assert_equal(off, on, BIASES)
 

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
 from vllm_lookahead.attention.branches import PlacedTree
 from vllm_lookahead.core.tree import TokenTree, build_tree, linear_tree
-from vllm_lookahead.engine.grammar import acceptable_drafts, widen_bitmask
+from vllm_lookahead.engine.grammar import acceptable_drafts, longest_valid, widen_bitmask
 from vllm_lookahead.engine.step import StepPlan
 
 FREE = [-1, -1]
@@ -89,3 +89,11 @@ def test_drafts_are_acceptable_as_far_as_the_grammar_constrained_them(
 ) -> None:
     masks = GrammarOutput(["a", "b"], np.zeros((4, 2), dtype=np.int32), limits)
     assert acceptable_drafts(masks) == expected
+
+
+def test_draft_under_a_grammar_is_the_candidate_with_the_longest_valid_prefix() -> None:
+    def digits(tokens: list[int]) -> list[int]:
+        return tokens[: next((i for i, token in enumerate(tokens) if token > 9), len(tokens))]
+
+    candidates = [[10, 1, 2], [1, 10, 2], [1, 2, 10], [3, 4, 11]]
+    assert longest_valid(candidates, digits) == [1, 2, 10]

@@ -64,6 +64,11 @@ class SequenceState:
         """N-grams in the pool."""
         return len(self._pool)
 
+    @property
+    def candidates(self) -> list[list[int]]:
+        """The candidates behind the last draft, best first."""
+        return [list(chain) for chain in self._candidates]
+
     def propose(self) -> list[int]:
         """Draft tokens to ask the scheduler for, at most `LookaheadConfig.num_draft_tokens`.
 

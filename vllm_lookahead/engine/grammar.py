@@ -1,15 +1,18 @@
-"""Grammar bitmasks for token trees.
+"""Grammars and token trees.
 
 vLLM masks the root and the scheduled draft, which is the tree's primary candidate. Other nodes
-have no mask, so structured-output requests accept along the primary candidate only.
+have no mask, so structured-output requests accept along the primary candidate only. The scheduler,
+which holds the grammars, therefore chooses it: the candidate with the longest valid prefix.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from vllm.v1.outputs import DraftTokenIds
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -17,6 +20,20 @@ if TYPE_CHECKING:
     from vllm_lookahead.engine.step import StepPlan
 
 _ALLOW_ALL = -1  # every bit of the int32 words set
+
+
+@dataclass
+class CandidateDraftTokenIds(DraftTokenIds):
+    """Drafts, and all candidates of the requests whose draft a grammar may cut short."""
+
+    candidates: dict[str, list[list[int]]] = field(default_factory=dict)
+
+
+def longest_valid(
+    candidates: Sequence[list[int]], validate: Callable[[list[int]], list[int]]
+) -> list[int]:
+    """The candidate of which ``validate`` leaves most, the first among equals."""
+    return max(candidates, key=lambda candidate: len(validate(candidate)))
 
 
 def acceptable_drafts(grammar: GrammarOutput) -> dict[str, int]:

@@ -65,6 +65,11 @@ class LookaheadProposer:
                 return state.propose()
         return []
 
+    def candidates(self, req_id: str) -> list[list[int]]:
+        """The candidates behind the request's last draft, best first."""
+        state = self._sequences.get(req_id)
+        return [] if state is None else state.candidates
+
     def release(self, req_id: str) -> None:
         """Forget a sequence; unknown ones are fine (a request may end before it starts)."""
         self._sequences.pop(req_id, None)

@@ -10,14 +10,18 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_lookahead.attention.branches import BranchBatch, PlacedTree, copies_back, expand
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk
-from vllm_lookahead.engine.grammar import acceptable_drafts, widen_bitmask
+from vllm_lookahead.engine.grammar import (
+    CandidateDraftTokenIds,
+    acceptable_drafts,
+    widen_bitmask,
+)
 from vllm_lookahead.engine.metrics import LookaheadStats
 from vllm_lookahead.engine.proposer import LookaheadProposer
 from vllm_lookahead.engine.sampler import (
@@ -283,3 +287,14 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 )
             drafts.append(self.drafter.draft(req_id))
         return drafts
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        drafts = super().take_draft_token_ids()
+        if drafts is None:
+            return None
+        candidates = {}
+        for req_id in drafts.req_ids:
+            params = self.requests[req_id].sampling_params
+            if params is not None and params.structured_outputs is not None:
+                candidates[req_id] = self.drafter.candidates(req_id)
+        return CandidateDraftTokenIds(drafts.req_ids, drafts.draft_token_ids, candidates)
