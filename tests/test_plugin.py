@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.engine_options import OPTIONS, engine_args, serve_flags
 from vllm_lookahead import plugin, register
 from vllm_lookahead.cli_args import modern_spelling
 from vllm_lookahead.config import LookaheadConfigError
+from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 
 DEFAULTS = {
     "window_size": 7,
@@ -167,7 +169,9 @@ def lookahead_config(folder: Path, **parameters: Any) -> VllmConfig:
 
 def assert_lookahead(config: VllmConfig, **parameters: Any) -> None:
     """``config`` is that of lookahead with ``parameters`` beside the defaults."""
-    assert config.additional_config["lookahead"] == DEFAULTS | parameters
+    assert isinstance(config.speculative_config, LookaheadSpeculativeConfig)
+    assert config.speculative_config.lookahead == DEFAULTS | parameters
+    assert pickle.loads(pickle.dumps(config)).speculative_config.lookahead == DEFAULTS | parameters
     assert config.parallel_config.worker_cls == plugin.WORKER
     assert config.scheduler_config.scheduler_cls == plugin.SCHEDULER
     assert config.scheduler_config.async_scheduling is False
@@ -200,15 +204,10 @@ def test_one_engine_args_makes_the_same_configuration_twice(tiny_llama: Path) ->
     assert_lookahead(second, window_size=3)
 
 
-def test_dictionaries_of_the_caller_are_not_changed(tiny_llama: Path) -> None:
+def test_dictionary_of_the_caller_is_not_changed(tiny_llama: Path) -> None:
     spec = {"method": "lookahead", "window-size": 3}
-    additional = {"other": 1}
-    config = engine_args(
-        tiny_llama, speculative_config=spec, additional_config=additional
-    ).create_engine_config()
-    assert config.additional_config["other"] == 1
+    engine_args(tiny_llama, speculative_config=spec).create_engine_config()
     assert spec == {"method": "lookahead", "window-size": 3}
-    assert additional == {"other": 1}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def test_modern_spelling_of_ngram_is_one_that_vllm_takes(tiny_llama: Path) -> No
     config = engine_args(tiny_llama, speculative_config=spec).create_engine_config()
     assert config.speculative_config is not None
     assert config.speculative_config.method == "ngram"
-    assert "lookahead" not in config.additional_config
+    assert not isinstance(config.speculative_config, LookaheadSpeculativeConfig)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.serving import MODEL_NAME, Server, refused, serving
@@ -328,6 +329,18 @@ def test_parameter_that_vllm_refuses_with_other_drafts_is_answered_equally(
     assert complete(lookahead, extra_body=extra, **SEEDED) == complete(
         plain, extra_body=extra, **SEEDED
     )
+
+
+def test_request_may_lower_sizes_over_http(plain: Server, lookahead: Server) -> None:
+    extra = {"vllm_xargs": {"lookahead": '{"window_size": 2, "verification_set_size": 1}'}}
+    assert complete(lookahead, extra_body=extra, **SEEDED) == complete(plain, **SEEDED)
+
+
+def test_bad_value_of_a_request_is_its_clients_error(lookahead: Server) -> None:
+    extra = {"vllm_xargs": {"lookahead": '{"window_size": 1000}'}}
+    with pytest.raises(openai.BadRequestError, match=r"window_size .* must be an integer from 0 to"):
+        complete(lookahead, extra_body=extra, **SEEDED)
+    assert complete(lookahead, **SEEDED) == complete(lookahead, **SEEDED)
 
 
 # Refused at start-up

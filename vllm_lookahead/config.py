@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -83,10 +83,9 @@ class LookaheadConfig:
         for key in values:
             if key in known:
                 continue
-            nearest = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise LookaheadConfigError(
-                f"unknown lookahead parameter {key!r}{hint} Known parameters: {', '.join(known)}."
+                f"unknown lookahead parameter {key!r}{nearest_hint(str(key), known)} "
+                f"Known parameters: {', '.join(known)}."
             )
         return cls(**values)
 
@@ -123,6 +122,12 @@ class LookaheadConfig:
         return self.verification_set_size > 0 and any(s in BUILTIN_SOURCES for s in self.sources)
 
 
+def nearest_hint(word: str, known: Sequence[str]) -> str:
+    """The end of a message about an unknown ``word``: a suggestion if there is a near one."""
+    nearest = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else "."
+
+
 def _check_int(key: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise LookaheadConfigError(
@@ -143,8 +148,7 @@ def _check_sources(sources: object) -> tuple[str, ...]:
             continue
         module, colon, attribute = name.partition(":")
         if not (colon and module and attribute):
-            nearest = difflib.get_close_matches(name, BUILTIN_SOURCES, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            hint = nearest_hint(name, BUILTIN_SOURCES)
             raise LookaheadConfigError(
                 f"sources has {name!r}{hint} Give {', '.join(BUILTIN_SOURCES)} or 'module:Class'."
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_lookahead.compat import unsupported_vllm, vllm_version
 from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError
 from vllm_lookahead.core.sources import make_custom_sources
+from vllm_lookahead.request import config_of_request
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
@@ -109,16 +110,26 @@ def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..
 
 
 def _wrap_validate_spec_decode(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``min_p`` and ``logit_bias`` through for lookahead.
+    """Let ``min_p`` and ``logit_bias`` through for lookahead, and check what a request asks of it.
 
-    Why: vLLM's rejection sampler can't apply them; lookahead samples with vLLM's `Sampler`.
+    Why: vLLM's rejection sampler can't apply them; lookahead samples with vLLM's `Sampler`. And a
+    bad ``extra_args["lookahead"]`` is to be the client's error (HTTP 400), not the worker's.
     Upstream: patches/vllm-0.32.0/0001. Remove when: plugins can register speculative methods.
     """
 
     @functools.wraps(original)
     def validate(self: SamplingParams, speculative_config: SpeculativeConfig | None) -> None:
-        if speculative_config is None or speculative_config.model != PROPOSER:
-            original(self, speculative_config)
+        from vllm.exceptions import VLLMValidationError
+
+        from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
+
+        if not isinstance(speculative_config, LookaheadSpeculativeConfig):
+            return original(self, speculative_config)
+        config = LookaheadConfig.from_mapping(speculative_config.lookahead)
+        try:
+            config_of_request(config, self.extra_args)
+        except LookaheadConfigError as error:
+            raise VLLMValidationError(str(error)) from error
 
     return validate
 
@@ -165,8 +176,7 @@ def _configure(
     parallel_config: ParallelConfig,
 ) -> SpeculativeConfig:
     """Point vLLM's own settings at lookahead's classes; everything is refused or set here."""
-    from vllm.config import SpeculativeConfig
-
+    from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
     from vllm_lookahead.support import refusals
 
     reason = unsupported_vllm(vllm_version())
@@ -179,11 +189,11 @@ def _configure(
         raise ValueError(f"Lookahead decoding can't run here. {' '.join(reasons)}")
     parallel_config.worker_cls = WORKER
     args.scheduler_cls = SCHEDULER
-    args.additional_config = {**(args.additional_config or {}), "lookahead": config.to_json()}
-    return SpeculativeConfig(
+    return LookaheadSpeculativeConfig(
         method="custom_class",
         model=PROPOSER,
         num_speculative_tokens=config.num_draft_tokens,
         target_model_config=model_config,
         target_parallel_config=parallel_config,
+        lookahead=config.to_json(),
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
@@ -201,3 +202,34 @@ def test_custom_logits_processor_sees_every_token_in_order(tiny_llama: Path) -> 
     scripted.ScriptedSource.script(texts, scripted.changing)
     with engine(tiny_llama, {"sources": [scripted.NAME, "window"]}, **options) as llm:
         assert outcomes(llm, PROMPTS[:3], params) == plain
+
+
+def test_requests_choose_their_own_sizes(off: LLM, on: LLM) -> None:
+    choices: list[dict[str, Any]] = [
+        {"enabled": False},
+        {"window_size": 0},
+        {"ngram_size": 2},
+        {"ngram_size": 2, "verification_set_size": 0},
+        {"verification_set_size": 0},
+        {"window_size": 1, "ngram_size": 3, "verification_set_size": 1},
+    ]
+    params = [greedy(60, extra_args={"lookahead": choice}) for choice in choices]
+    params += [seeded(3, 60, extra_args={"lookahead": '{"window_size": 2}'}), greedy(60)]
+    plain = outcomes(off, PROMPTS, params)
+    texts = [[*p, *o[0].token_ids] for p, o in zip(PROMPTS, plain, strict=True)]
+    scripted.ScriptedSource.script(texts, scripted.changing)
+    assert outcomes(on, PROMPTS, params) == plain
+
+
+def test_request_that_switches_lookahead_off_takes_a_step_per_token(off: LLM, on: LLM) -> None:
+    params = greedy(40, extra_args={"lookahead": {"enabled": False}})
+    [[plain]] = outcomes(off, PROMPTS[:1], params)
+    scripted.ScriptedSource.script([[*PROMPTS[0], *plain.token_ids]], scripted.right_first)
+    before = stats(on)
+    assert outcomes(on, PROMPTS[:1], params) == [[plain]]
+    assert stats(on)["steps"] == before["steps"], "no step of it was lookahead's"
+
+
+def test_bad_request_is_refused_before_it_is_queued(on: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match=r"window_size .* from 0 to 4"):
+        outcomes(on, PROMPTS[:1], greedy(4, extra_args={"lookahead": {"window_size": 5}}))

@@ -21,6 +21,7 @@ from tests.trees import NO_LIMITS, lineage
 from vllm_lookahead.attention.branches import PlacedTree, expand
 from vllm_lookahead.core.tree import build_tree, linear_tree
 from vllm_lookahead.engine.proposer import LookaheadProposer
+from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1]
@@ -32,7 +33,9 @@ PLENTY = StepLimits(max_tokens=1000, max_model_len=1000, scratch_blocks=1000, bl
 def make_proposer(**parameters: Any) -> LookaheadProposer:
     parameters = {"window_size": 3, "ngram_size": 3, "verification_set_size": 2} | parameters
     config = SimpleNamespace(
-        additional_config={"lookahead": parameters},
+        speculative_config=LookaheadSpeculativeConfig(
+            method="custom_class", model="a.B", num_speculative_tokens=2, lookahead=parameters
+        ),
         model_config=SimpleNamespace(get_vocab_size=lambda: 1000),
     )
     return LookaheadProposer(cast(VllmConfig, config))

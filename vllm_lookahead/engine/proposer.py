@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,18 @@ from vllm.logger import init_logger
 
 from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.sequence import SequenceState
+from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
+from vllm_lookahead.request import config_of_request
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger("vllm.lookahead")
+
+WRONG_WAY_IN = (
+    "LookaheadProposer works inside lookahead's own worker only: ask for it by "
+    '--speculative-config \'{"method": "lookahead"}\', not by method custom_class.'
+)
 
 
 class LookaheadProposer:
@@ -25,10 +32,13 @@ class LookaheadProposer:
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
-        self.config = LookaheadConfig.from_mapping(vllm_config.additional_config["lookahead"])
+        speculative_config = vllm_config.speculative_config
+        if not isinstance(speculative_config, LookaheadSpeculativeConfig):
+            raise RuntimeError(WRONG_WAY_IN)
+        self.config = LookaheadConfig.from_mapping(speculative_config.lookahead)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._sequences: dict[str, SequenceState] = {}
-        # Requests that decode plainly since a fault.
+        # Requests that decode plainly: they asked for it, or had a fault.
         self._plain: set[str] = set()
 
     def load_model(self, model: Any) -> None:
@@ -45,13 +55,29 @@ class LookaheadProposer:
             '--speculative-config \'{"method": "lookahead"}\', not by method custom_class.'
         )
 
-    def start(self, req_id: str, tokens: Sequence[int], prompt_size: int) -> None:
-        """Make the state of a sequence (anew, if it has one). Arguments as `SequenceState`."""
-        if req_id not in self._plain:
-            with self._contain(req_id):
-                self._sequences[req_id] = SequenceState(
-                    self.config, tokens, prompt_size, self._vocab_size
-                )
+    def start(
+        self,
+        req_id: str,
+        tokens: Sequence[int],
+        prompt_size: int,
+        extra_args: Mapping[str, object] | None = None,
+    ) -> None:
+        """Make the state of a sequence (anew, if it has one), if its request wants lookahead.
+
+        Args:
+            req_id: the request.
+            tokens: as `SequenceState`.
+            prompt_size: as `SequenceState`.
+            extra_args: the request's, see `config_of_request`.
+        """
+        if req_id in self._plain:
+            return
+        with self._contain(req_id):
+            config = config_of_request(self.config, extra_args)
+            if config is None:
+                self._plain.add(req_id)
+                return
+            self._sequences[req_id] = SequenceState(config, tokens, prompt_size, self._vocab_size)
 
     def get(self, req_id: str) -> SequenceState | None:
         """The sequence's state; None before `start`, after `release`, and after a fault."""
@@ -62,7 +88,8 @@ class LookaheadProposer:
         state = self._sequences.get(req_id)
         if state is not None:
             with self._contain(req_id):
-                return state.propose()
+                # A request's own sizes may make it longer than what the scheduler expects.
+                return state.propose()[: self.config.num_draft_tokens]
         return []
 
     def candidates(self, req_id: str) -> list[list[int]]:

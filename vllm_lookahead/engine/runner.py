@@ -280,10 +280,12 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                         f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
                     )
             else:
+                params = self.requests[req_id].sampling_params
                 self.drafter.start(
                     req_id,
                     self.input_batch.token_ids_cpu[index, :length].tolist(),
                     int(self.input_batch.num_prompt_tokens[index]),
+                    params.extra_args if params is not None else None,
                 )
             drafts.append(self.drafter.draft(req_id))
         return drafts

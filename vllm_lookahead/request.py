@@ -1,0 +1,72 @@
+"""What a single request may say: lookahead off, or smaller than the engine's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError, nearest_hint
+
+EXTRA_ARG = "lookahead"
+"""Key in ``SamplingParams.extra_args``, and in ``vllm_xargs`` over HTTP."""
+
+SIZES = {"window_size": 0, "ngram_size": 2, "verification_set_size": 0}
+"""Sizes that a request may lower, with the least value of each."""
+
+KEYS = ("enabled", *SIZES)
+
+
+def config_of_request(
+    config: LookaheadConfig, extra_args: Mapping[str, object] | None
+) -> LookaheadConfig | None:
+    """The configuration that a request runs with, None for plain decoding.
+
+    Args:
+        config: the engine's; its sizes are the largest that a request may ask for.
+        extra_args: the request's; under ``lookahead`` a mapping of ``enabled`` and sizes, or the
+            same as JSON text (HTTP's ``vllm_xargs`` can't nest).
+
+    Raises:
+        LookaheadConfigError: naming key, value and range.
+    """
+    if not extra_args or EXTRA_ARG not in extra_args:
+        return config
+    values = _parse(extra_args[EXTRA_ARG])
+    for key in values:
+        if key not in KEYS:
+            raise LookaheadConfigError(
+                f"unknown key {key!r} in a request's {EXTRA_ARG}{nearest_hint(str(key), KEYS)} "
+                f"Known keys: {', '.join(KEYS)}."
+            )
+    enabled = values.pop("enabled", True)
+    if not isinstance(enabled, bool):
+        raise LookaheadConfigError(
+            f"enabled in a request's {EXTRA_ARG} must be true or false, got {enabled!r}."
+        )
+    for key, value in values.items():
+        low, high = SIZES[key], getattr(config, key)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise LookaheadConfigError(
+                f"{key} in a request's {EXTRA_ARG} must be an integer from {low} to {high}, the "
+                f"engine's, got {value!r}."
+            )
+    own = replace(config, **values)
+    return own if enabled else None
+
+
+def _parse(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise LookaheadConfigError(
+                f"a request's {EXTRA_ARG} is no JSON: {value!r} ({error})."
+            ) from error
+    if not isinstance(value, Mapping):
+        raise LookaheadConfigError(
+            f"a request's {EXTRA_ARG} must be a mapping such as "
+            f'{{"enabled": false}} or {{"window_size": 2}}, got {value!r}.'
+        )
+    return dict(value)
