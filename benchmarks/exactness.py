@@ -17,22 +17,27 @@ from benchmarks.engines import base_parser, engine, label, restart_fast
 from benchmarks.prompts import EXACTNESS_SETS, load
 from vllm_lookahead.cli.demo import sizes
 
+MODES = ("greedy", "seeded")
+
 
 def outputs(args: argparse.Namespace, **options: Any) -> list[tuple[Any, ...]]:
-    """(token ids, finish reason, stop reason) of every prompt, greedy ones first."""
+    """(token ids, finish reason, stop reason) of every prompt, mode by mode."""
     from vllm import SamplingParams
 
     conversations = [
         one for name in EXACTNESS_SETS for one in load(args.data, name, range(args.per_set))
     ]
-    greedy = SamplingParams(temperature=0, max_tokens=args.max_tokens)
-    seeded = [
-        SamplingParams(temperature=0.8, top_p=0.95, seed=1000 + i, max_tokens=args.max_tokens)
-        for i in range(len(conversations))
-    ]
+    params = {
+        "greedy": [SamplingParams(temperature=0, max_tokens=args.max_tokens)] * len(conversations),
+        "seeded": [
+            SamplingParams(temperature=0.8, top_p=0.95, seed=1000 + i, max_tokens=args.max_tokens)
+            for i in range(len(conversations))
+        ],
+    }
+    answers = []
     with engine(args, **options) as llm:
-        answers = llm.chat(conversations, greedy, use_tqdm=False)
-        answers += llm.chat(conversations, seeded, use_tqdm=False)
+        for mode in args.modes:
+            answers += llm.chat(conversations, params[mode], use_tqdm=False)
     return [
         (tuple(one.token_ids), one.finish_reason, one.stop_reason)
         for one in (answer.outputs[0] for answer in answers)
@@ -46,15 +51,16 @@ def main() -> None:
     ))))  # fmt: skip
     parser.add_argument("--max-num-seqs", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--block-size", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--per-set", type=int, default=4, help="prompts per set")
     args = parser.parse_args()
     restart_fast()
     console = Console()
     table = Table(title=f"Outputs identical to plain vLLM, {args.dtype}, {args.max_tokens} tokens")
-    for column in ("(W,N,G)", "max_num_seqs", "block size", "greedy", "seeded"):
+    for column in ("(W,N,G)", "max_num_seqs", "block size", *args.modes):
         table.add_column(column, justify="right")
     plain = outputs(args, max_num_seqs=args.max_num_seqs[0], block_size=args.block_size[0])
-    half = len(plain) // 2
+    size = len(plain) // len(args.modes)
     failed = False
     for config, seqs, block in itertools.product(args.sizes, args.max_num_seqs, args.block_size):
         lookahead = outputs(
@@ -64,7 +70,8 @@ def main() -> None:
             speculative_config={"method": "lookahead", **config},
         )
         equal = [a == b for a, b in zip(plain, lookahead, strict=True)]
-        counts = [f"{sum(part)}/{half}" for part in (equal[:half], equal[half:])]
+        parts = [equal[start : start + size] for start in range(0, len(equal), size)]
+        counts = [f"{sum(part)}/{size}" for part in parts]
         table.add_row(label(config), str(seqs), str(block), *counts)
         console.print(f"{label(config)} max_num_seqs={seqs} block={block}: {counts}")
         failed |= not all(equal)

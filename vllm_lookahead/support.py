@@ -45,19 +45,10 @@ def _flags(args: EngineArgs) -> list[str]:
             "Pipeline parallelism isn't supported: set --pipeline-parallel-size 1.",
         ),
         (
-            args.tensor_parallel_size > 1,
-            "Tensor parallelism isn't tested yet: set --tensor-parallel-size 1.",
-        ),
-        (
-            args.data_parallel_size > 1,
-            "Data parallelism isn't tested yet: set --data-parallel-size 1.",
-        ),
-        (
             args.decode_context_parallel_size > 1 or args.prefill_context_parallel_size > 1,
             "Context parallelism splits the KV cache that branches share: set "
             "--decode-context-parallel-size 1 and --prefill-context-parallel-size 1.",
         ),
-        (args.enable_lora, "LoRA isn't tested yet: drop --enable-lora."),
         (
             args.kv_transfer_config is not None,
             "KV connectors would see the scratch blocks: drop --kv-transfer-config.",
