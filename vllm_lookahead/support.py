@@ -54,10 +54,6 @@ def _flags(args: EngineArgs) -> list[str]:
             "KV connectors would see the scratch blocks: drop --kv-transfer-config.",
         ),
         (
-            args.enable_prompt_embeds,
-            "Prompt embeddings have no token ids to pool: drop --enable-prompt-embeds.",
-        ),
-        (
             args.worker_cls != "auto",
             f"It brings its own worker: drop --worker-cls {args.worker_cls}.",
         ),

@@ -139,6 +139,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             self.positions[row : row + tree.size] = torch.from_numpy(
                 tree.depths.astype(np.int64) + placed.root_position
             )
+            if self.enable_prompt_embeds:
+                self.is_token_ids.np[row : row + tree.size] = True
         return prepared
 
     def _placed_trees(self) -> list[PlacedTree | None]:

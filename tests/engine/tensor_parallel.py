@@ -1,0 +1,28 @@
+"""Lookahead on two tensor-parallel ranks: ``python -m tests.engine.tensor_parallel MODEL``.
+
+A process of its own, since vLLM fixes for the process where the ranks' threads may run. Prints
+the outputs' token ids and each rank's counters as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.engine.harness import engine, greedy, outcomes, random_prompts, seeded
+
+PROMPTS = random_prompts(5, 31, 32, 64, seed=11)
+PARAMS = [greedy(60), seeded(4, 60)] * 2
+SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
+
+
+def main() -> None:
+    with engine(Path(sys.argv[1]), SIZES, tensor_parallel_size=2) as llm:
+        token_ids = [one[0].token_ids for one in outcomes(llm, PROMPTS, PARAMS)]
+        ranks = llm.collective_rpc("lookahead_stats")
+    print(json.dumps({"token_ids": token_ids, "ranks": ranks}))
+
+
+if __name__ == "__main__":
+    main()
