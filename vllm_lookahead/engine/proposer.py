@@ -79,6 +79,10 @@ class LookaheadProposer:
                 return
             self._sequences[req_id] = SequenceState(config, tokens, prompt_size, self._vocab_size)
 
+    def is_plain(self, req_id: str) -> bool:
+        """Whether the request decodes plainly until its end."""
+        return req_id in self._plain
+
     def get(self, req_id: str) -> SequenceState | None:
         """The sequence's state; None before `start`, after `release`, and after a fault."""
         return self._sequences.get(req_id)

@@ -268,7 +268,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         placed_trees = self._placed_trees()
         drafts: list[list[int]] = []
         for index, req_id in enumerate(self.input_batch.req_ids):
-            if not sampled_token_ids[index]:
+            if not sampled_token_ids[index] or self.drafter.is_plain(req_id):
                 drafts.append([])
                 continue
             length = int(self.input_batch.num_tokens_no_spec[index])
