@@ -14,7 +14,7 @@ PROMPTS = [
 def main() -> None:
     llm = LLM(
         sys.argv[1],
-        max_model_len=2048,
+        max_model_len=1024,
         speculative_config={
             "method": "lookahead",
             "window_size": 7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -54,3 +55,11 @@ def test_entry_points_name_something_callable(
 def test_readme_repeats_the_supported_vllm_range() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     assert f"| vLLM | `{SUPPORTED_VLLM}` " in readme
+
+
+def test_every_test_file_that_the_acceptance_list_names_exists() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "acceptance.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", text))
+    assert len(named) > 10
+    assert sorted(name for name in named if not (root / name).is_file()) == []
