@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from vllm import envs
-from vllm.config import KVTransferConfig
+from vllm.config import ECTransferConfig, KVTransferConfig
 
 from tests.engine_options import engine_args
 from vllm_lookahead import plugin
@@ -31,11 +31,7 @@ def refusal(model: Path, **changes: Any) -> str:
     ("changes", "remedy"),
     [
         ({"pipeline_parallel_size": 2}, "set --pipeline-parallel-size 1."),
-        ({"tensor_parallel_size": 2}, "set --tensor-parallel-size 1."),
-        ({"data_parallel_size": 2}, "set --data-parallel-size 1."),
         ({"async_scheduling": True}, "drop --async-scheduling."),
-        ({"enable_lora": True}, "drop --enable-lora."),
-        ({"enable_prompt_embeds": True}, "drop --enable-prompt-embeds."),
         (
             {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"},
             "drop --worker-cls vllm.v1.worker.cpu_worker.CPUWorker.",
@@ -51,6 +47,14 @@ def refusal(model: Path, **changes: Any) -> str:
                 )
             },
             "drop --kv-transfer-config.",
+        ),
+        (
+            {
+                "ec_transfer_config": ECTransferConfig(
+                    ec_connector="ECExampleConnector", ec_role="ec_both"
+                )
+            },
+            "drop --ec-transfer-config.",
         ),
         ({"runner": "pooling"}, "serve this model without --speculative-config."),
     ],
@@ -83,9 +87,9 @@ def test_flag_that_plain_vllm_refuses_here_is_refused_by_name(
 
 
 def test_all_reasons_come_in_one_message(tiny_llama: Path) -> None:
-    message = refusal(tiny_llama, tensor_parallel_size=2, enable_lora=True, runner="generate")
-    assert "--tensor-parallel-size 1" in message
-    assert "--enable-lora" in message
+    message = refusal(tiny_llama, pipeline_parallel_size=2, async_scheduling=True)
+    assert "--pipeline-parallel-size 1" in message
+    assert "--async-scheduling" in message
 
 
 # Environment
@@ -164,12 +168,19 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
-MULTIMODAL_ROPE = {
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [2, 3, 3],
-    }
+PALIGEMMA = {
+    "text_config": {"model_type": "gemma", **DECODER, "head_dim": 16},
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "projection_dim": 64,
+    "image_token_index": 257,
 }
 ARCHITECTURES = [
     ("mamba", "MambaForCausalLM", {**DECODER, "state_size": 16}, "recurrent (Mamba-like) state"),
@@ -180,7 +191,12 @@ ARCHITECTURES = [
         "recurrent (Mamba-like) state",
     ),
     ("bart", "BartForConditionalGeneration", ENCODER_DECODER, "is an encoder-decoder model"),
-    ("whisper", "WhisperForConditionalGeneration", ENCODER_DECODER, "is multimodal"),
+    (
+        "whisper",
+        "WhisperForConditionalGeneration",
+        ENCODER_DECODER,
+        "is an encoder-decoder model",
+    ),
     (
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
@@ -193,8 +209,12 @@ ARCHITECTURES = [
         {**DECODER, "attention_chunk_size": 64, "num_local_experts": 1, "head_dim": 16},
         "chunked local attention",
     ),
-    # Models with M-RoPE need torchvision, which may be absent; its configuration does not.
-    ("llama", "LlamaForCausalLM", {**DECODER, **MULTIMODAL_ROPE}, "M-RoPE positions"),
+    (
+        "paligemma",
+        "PaliGemmaForConditionalGeneration",
+        PALIGEMMA,
+        "attends in both directions within an image",
+    ),
 ]
 
 

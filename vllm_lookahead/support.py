@@ -54,6 +54,10 @@ def _flags(args: EngineArgs) -> list[str]:
             "KV connectors would see the scratch blocks: drop --kv-transfer-config.",
         ),
         (
+            args.ec_transfer_config is not None,
+            "Encoder cache connectors aren't tested with it: drop --ec-transfer-config.",
+        ),
+        (
             args.worker_cls != "auto",
             f"It brings its own worker: drop --worker-cls {args.worker_cls}.",
         ),
@@ -75,8 +79,10 @@ def _architecture(model_config: ModelConfig) -> list[str]:
             "has recurrent (Mamba-like) state, which a token tree can't branch",
         ),
         (model_config.use_mla, "uses multi-head latent attention, for which there are no branches"),
-        (model_config.uses_mrope, "uses M-RoPE positions, which aren't supported yet"),
-        (model_config.is_multimodal_model, "is multimodal, which isn't tested yet"),
+        (
+            model_config.is_mm_prefix_lm,
+            "attends in both directions within an image, for which there are no branches",
+        ),
         (
             getattr(model_config.hf_text_config, "attention_chunk_size", None) is not None,
             "uses chunked local attention, for which there are no branches",

@@ -31,6 +31,15 @@ def test_lookup_yields_at_most_the_limit() -> None:
     assert list(pool.lookup(7, 0)) == []
 
 
+def test_text_outside_of_the_vocabulary_is_in_no_value() -> None:
+    pool = NgramPool(value_size=2, per_key=3, capacity=10)
+    pool.insert_text([1, 2, 300, 3, 4, 5], 0, 6, vocab_size=300)
+    # 300 may stand before a value, as its key, but not in one.
+    assert len(pool) == 2
+    assert pairs(pool, 300) == [(3, 4)]
+    assert pairs(pool, 3) == [(4, 5)]
+
+
 def test_lookup_of_an_unknown_key_is_empty() -> None:
     assert pairs(NgramPool(value_size=1, per_key=1, capacity=1), 7) == []
 

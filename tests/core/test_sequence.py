@@ -200,6 +200,12 @@ def test_window_starts_from_equal_guesses_for_equal_seeds_and_texts() -> None:
     assert set(guesses(1)) <= set(range(100))
 
 
+def test_window_starts_from_no_guess_outside_of_the_vocabulary() -> None:
+    text = [300] * 100 + [1, 2]
+    state = SequenceState(LookaheadConfig(window_size=20), text, 100, vocab_size=300)
+    assert set(state.plan([], **NO_LIMITS).token_ids.tolist()) == {1, 2}
+
+
 def test_sequence_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         SequenceState(LookaheadConfig(), [], 0)

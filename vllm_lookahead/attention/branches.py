@@ -32,6 +32,11 @@ class PlacedTree:
     """First scratch block of each branch after branch 0; the branch takes the run of
     `blocks_touched` from there."""
 
+    @property
+    def positions(self) -> LongArray:
+        """[tree.size] position of each node: the root's, plus its depth."""
+        return self.tree.depths.astype(np.int64) + self.root_position
+
 
 @dataclass(frozen=True, slots=True)
 class BranchBatch:

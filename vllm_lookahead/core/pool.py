@@ -52,11 +52,19 @@ class NgramPool:
             oldest = next(iter(self._values))
             self._size -= len(self._values.pop(oldest))
 
-    def insert_text(self, tokens: list[int], first: int, last: int) -> None:
-        """Insert every n-gram of ``tokens`` whose final token lies in [first, last)."""
+    def insert_text(
+        self, tokens: list[int], first: int, last: int, vocab_size: int | None = None
+    ) -> None:
+        """Insert every n-gram of ``tokens`` whose final token lies in [first, last).
+
+        Values with a token outside of the vocabulary, such as an image's placeholder, are left
+        out: no output can match them.
+        """
         size = self._value_size
         for end in range(max(first, size), last):
-            self.insert(tokens[end - size], tuple(tokens[end - size + 1 : end + 1]))
+            value = tuple(tokens[end - size + 1 : end + 1])
+            if vocab_size is None or max(value) < vocab_size:
+                self.insert(tokens[end - size], value)
 
     def lookup(self, key: int, limit: int) -> Iterable[Ngram]:
         """Values of ``key``, newest first, at most ``limit``."""

@@ -32,7 +32,8 @@ class SequenceState:
             config: the engine's lookahead parameters.
             tokens: prompt and output token ids, root last; at least one.
             prompt_size: how many of them are prompt.
-            vocab_size: when given, tokens of custom sources are checked against it.
+            vocab_size: when given, tokens of custom sources are checked against it, and those
+                of the text that lie outside of it (placeholders of images) are never proposed.
         """
         if not tokens:
             raise ValueError("a sequence has at least one token")
@@ -124,7 +125,7 @@ class SequenceState:
 
     def _insert_text(self, first: int, last: int, source: str) -> None:
         if self._config.uses_pool and source in self._config.sources:
-            self._pool.insert_text(self._tokens, first, last)
+            self._pool.insert_text(self._tokens, first, last, self._vocab_size)
 
     def _gather(self, length: int) -> list[tuple[int, ...]]:
         limit = self._config.verification_set_size
@@ -154,5 +155,8 @@ class SequenceState:
         # Guesses drawn from the text are likelier to come true than any others (reference
         # implementation, `set_token`). Seeded, so that ranks and reruns agree.
         rng = np.random.default_rng([self._config.seed, len(self._tokens)])
-        guesses = rng.choice(np.asarray(self._tokens), size=width - 1).tolist()
+        tokens = np.asarray(self._tokens)
+        if self._vocab_size is not None:
+            tokens = tokens[tokens < self._vocab_size]
+        guesses = rng.choice(tokens, size=width - 1).tolist()
         return LookaheadWindow(width, self._config.ngram_size, guesses, self._config.is_jacobi)

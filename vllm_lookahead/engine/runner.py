@@ -136,12 +136,22 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 continue
             tree, row = placed.tree, int(starts[index])
             self.input_ids.np[row : row + tree.size] = tree.token_ids
-            self.positions[row : row + tree.size] = torch.from_numpy(
-                tree.depths.astype(np.int64) + placed.root_position
-            )
+            self.positions[row : row + tree.size] = torch.from_numpy(placed.positions)
             if self.enable_prompt_embeds:
                 self.is_token_ids.np[row : row + tree.size] = True
         return prepared
+
+    def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
+        # Text has one position in all dimensions. Called by `_prepare_inputs`, and once more
+        # where videos are pruned.
+        super()._calc_mrope_positions(scheduler_output)
+        row = 0
+        for req_id, placed in zip(self.input_batch.req_ids, self._placed_trees(), strict=True):
+            if placed is not None:
+                delta = self.requests[req_id].mrope_position_delta
+                columns = slice(row, row + placed.tree.size)
+                self.mrope_positions.np[:, columns] = placed.positions + delta
+            row += scheduler_output.num_scheduled_tokens[req_id]
 
     def _placed_trees(self) -> list[PlacedTree | None]:
         return [self._plan.trees.get(req_id) for req_id in self.input_batch.req_ids]
