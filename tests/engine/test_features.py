@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
+from vllm.config.reasoning import ReasoningConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
@@ -233,3 +234,25 @@ def test_request_that_switches_lookahead_off_takes_a_step_per_token(off: LLM, on
 def test_bad_request_is_refused_before_it_is_queued(on: LLM) -> None:
     with pytest.raises(VLLMValidationError, match=r"window_size .* from 0 to 4"):
         outcomes(on, PROMPTS[:1], greedy(4, extra_args={"lookahead": {"window_size": 5}}))
+
+
+def test_thinking_budget_is_forced_at_the_same_token(tiny_llama: Path) -> None:
+    # Tokens 257 and 258 open and close a thought.
+    reasoning = ReasoningConfig(reasoning_start_str="<special0>", reasoning_end_str="<special1>")
+    prompts = [[*prompt[:20], 257] for prompt in PROMPTS[:6]]
+    params = [
+        greedy(60, thinking_token_budget=budget)
+        if i % 2
+        else seeded(i, 60, thinking_token_budget=budget)
+        for i, budget in enumerate((0, 1, 2, 3, 7, 10))
+    ]
+    params.append(greedy(60))
+    prompts.append(PROMPTS[6])
+    with engine(tiny_llama, reasoning_config=reasoning) as llm:
+        plain = outcomes(llm, prompts, params)
+    assert [one[0].token_ids.index(258) for one in plain[:6]] == [0, 1, 2, 3, 7, 10]
+    texts = [[*p, *o[0].token_ids] for p, o in zip(prompts, plain, strict=True)]
+    scripted.ScriptedSource.script(texts, scripted.changing)
+    lookahead = {"sources": [scripted.NAME, "window"]}
+    with engine(tiny_llama, lookahead, reasoning_config=reasoning) as llm:
+        assert outcomes(llm, prompts, params) == plain

@@ -108,9 +108,7 @@ def test_steps_with_scripted_candidates_are_counted_as_by_hand(
     )
 
 
-def test_counters_of_a_batch_of_all_kinds_add_up_to_its_outputs(
-    off: LLM, tiny_llama: Path
-) -> None:
+def test_counters_of_a_batch_of_all_kinds_add_up_to_its_outputs(off: LLM, tiny_llama: Path) -> None:
     # Up to the model's length, beyond which no step reaches: every emitted token is an output.
     length = 128
     prompts = random_prompts(*range(40, 72, 4))

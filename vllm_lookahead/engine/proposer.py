@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.request import config_of_request
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.config import VllmConfig
 
 logger = init_logger("vllm.lookahead")
@@ -60,7 +61,7 @@ class LookaheadProposer:
         req_id: str,
         tokens: Sequence[int],
         prompt_size: int,
-        extra_args: Mapping[str, object] | None = None,
+        params: SamplingParams | None = None,
     ) -> None:
         """Make the state of a sequence (anew, if it has one), if its request wants lookahead.
 
@@ -68,13 +69,16 @@ class LookaheadProposer:
             req_id: the request.
             tokens: as `SequenceState`.
             prompt_size: as `SequenceState`.
-            extra_args: the request's, see `config_of_request`.
+            params: the request's; it decodes plainly if its ``extra_args`` say so (see
+                `config_of_request`) or if it has a thinking budget, which vLLM counts by steps.
         """
         if req_id in self._plain:
             return
         with self._contain(req_id):
-            config = config_of_request(self.config, extra_args)
-            if config is None:
+            config: LookaheadConfig | None = self.config
+            if params is not None:
+                config = config_of_request(self.config, params.extra_args)
+            if config is None or (params and params.thinking_token_budget is not None):
                 self._plain.add(req_id)
                 return
             self._sequences[req_id] = SequenceState(config, tokens, prompt_size, self._vocab_size)

@@ -27,6 +27,7 @@ from vllm_lookahead.engine.proposer import LookaheadProposer
 from vllm_lookahead.engine.sampler import (
     is_plain_greedy,
     plain_logits_processors,
+    plain_thinking_budgets,
     to_sampler_output,
     walk_greedy,
     walk_in_rounds,
@@ -96,6 +97,10 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             with_extra_blocks(kv_cache_config, len(groups) * num_blocks),
             is_profiling,
             kv_cache_allocation_context,
+        )
+        # The base class has just made its final input batch.
+        self.input_batch.thinking_budget_state_holder = plain_thinking_budgets(
+            self.vllm_config, self.device
         )
         self._group_caches = [
             self._distinct_caches(group.layer_names)
@@ -297,7 +302,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                     req_id,
                     self.input_batch.token_ids_cpu[index, :length].tolist(),
                     int(self.input_batch.num_prompt_tokens[index]),
-                    params.extra_args if params is not None else None,
+                    params,
                 )
             drafts.append(self.drafter.draft(req_id))
         return drafts

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
+from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 
 from vllm_lookahead.core.verify import Walk
 
@@ -53,6 +54,17 @@ def plain_logits_processors(vllm_config: VllmConfig, device: torch.device) -> Lo
         PIN_MEMORY,
         is_pooling_model=False,
         custom_logitsprocs=tuple(plain.model_config.logits_processors or ()),
+    )
+
+
+def plain_thinking_budgets(vllm_config: VllmConfig, device: torch.device) -> Any:
+    """vLLM's counter of thinking budgets as plain decoding has it, None without reasoning."""
+    return maybe_create_thinking_budget_state_holder(
+        vllm_config.reasoning_config,
+        vllm_config.scheduler_config.max_num_seqs,
+        num_spec_tokens=0,
+        device=device,
+        is_pin_memory=PIN_MEMORY,
     )
 
 
@@ -117,6 +129,9 @@ def walk_in_rounds(
         Log-probabilities of the emitted tokens, [num_reqs * rounds] rows in request order, if
         any were asked for.
     """
+    # Budgets are counted by calls, so there is one a step, and budgeted requests, which get no
+    # drafts, are in the first round only.
+    holder = metadata.thinking_budget_state_holder
     lengths = [None if tokens is None else len(tokens) for tokens in output_token_ids]
     dropped = set(silent)
     logprobs: list[LogprobsTensors] = []
@@ -134,8 +149,10 @@ def walk_in_rounds(
                     generators={i: g for i, g in metadata.generators.items() if i in drawing},
                     # The sampler must not take drafts for text that is already there.
                     spec_token_ids=[[] for _ in walks],
+                    thinking_budget_state_holder=holder,
                 ),
             )
+            holder = None
             if sampled.logprobs_tensors is not None:
                 logprobs.append(sampled.logprobs_tensors)
             tokens = sampled.sampled_token_ids.squeeze(-1).tolist()
