@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model lint test demo clean
+.PHONY: help setup model lint test demo soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/'
@@ -37,6 +37,9 @@ test: setup lint model  ## everything that CI runs
 
 demo: setup model  ## plain decoding against lookahead, side by side
 	$(BIN)/vllm-lookahead demo
+
+soak: setup  ## 5000 requests, half of them aborted: nothing hangs, leaks or grows (some minutes)
+	$(BIN)/python -m benchmarks.soak
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Server:
 
     url: str
     log: Path
+    group: int
+    """Process group of the server and its engines."""
 
     @property
     def client(self) -> OpenAI:
@@ -88,35 +90,48 @@ def refused(model: Path, *flags: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def serving(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
-    """A server that is gone, with all of its processes, when the block ends.
+    """The tests' server; see `running`."""
+    with running(command(model, *flags), environment(), folder / "server.log") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    *,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[Server]:
+    """The server ``argv`` under the name `MODEL_NAME`, gone with all of its processes at the end.
 
     Raises:
-        RuntimeError: it exits, or isn't healthy in `START_SECONDS`; the message has its log.
+        RuntimeError: it exits, or isn't healthy in ``start_seconds``; the message has its log.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    argv = command(
-        model, "--host=127.0.0.1", f"--port={port}", f"--served-model-name={MODEL_NAME}", *flags
-    )
-    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
-    with server.log.open("w") as log:
-        # A session of its own makes one process group of the server and its engine.
+    address = ("--host=127.0.0.1", f"--port={port}", f"--served-model-name={MODEL_NAME}")
+    with log.open("w") as file:
+        # A session of its own makes one process group of the server and its engines.
         process = subprocess.Popen(
-            argv,
-            env=environment(),
-            stdout=log,
+            [*argv, *address],
+            env=env,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    server = Server(f"http://127.0.0.1:{port}", log, process.pid)
     try:
-        _wait_until_healthy(server, process)
+        _wait_until_healthy(server, process, start_seconds)
         yield server
     finally:
         _stop_group(process)
 
 
-def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _wait_until_healthy(
+    server: Server, process: subprocess.Popen[bytes], start_seconds: float
+) -> None:
+    deadline = time.monotonic() + start_seconds
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/health").is_success:
