@@ -26,6 +26,7 @@ from tests.engine.harness import (
     seeded,
     stats,
 )
+from tests.tiny import save_llama
 
 PROMPTS = random_prompts(5, 31, 32, 64, 7, 90, 20, 45, seed=11)
 PARAMS = [greedy(60), seeded(4, 60)] * 4
@@ -93,8 +94,10 @@ def test_fp8_kv_cache(tiny_llama: Path) -> None:
         assert stats(llm)["off_primary"] > 20
 
 
-def test_prompt_embeddings_beside_token_prompts(tiny_llama: Path) -> None:
-    [weights] = [load_file(file) for file in tiny_llama.glob("*.safetensors")]
+def test_prompt_embeddings_beside_token_prompts(tmp_path: Path) -> None:
+    # A model of its own: vLLM adds a placeholder to the tokenizer that it keeps for the folder.
+    model = save_llama(tmp_path / "model")
+    [weights] = [load_file(file) for file in model.glob("*.safetensors")]
     table = weights["model.embed_tokens.weight"]
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(40, table.shape[1], generator=generator) * 0.1
@@ -106,7 +109,7 @@ def test_prompt_embeddings_beside_token_prompts(tiny_llama: Path) -> None:
     params = [greedy(60), greedy(60), seeded(2, 60)]
     answers = []
     for lookahead in (None, {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}):
-        with engine(tiny_llama, lookahead, enable_prompt_embeds=True) as llm:
+        with engine(model, lookahead, enable_prompt_embeds=True) as llm:
             done = llm.generate(requests, params, use_tqdm=False)
             answers.append([list(one.outputs[0].token_ids) for one in done])
     assert answers[1] == answers[0]
