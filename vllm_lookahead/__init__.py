@@ -14,7 +14,7 @@ def register() -> None:
     """Entry point ``vllm.general_plugins``: teach vLLM the method ``lookahead``.
 
     Idempotent, and inert until a request for the method is made. On a vLLM outside of the
-    supported range nothing is touched but the two places where lookahead can be asked for,
+    supported range nothing is touched but the places where lookahead can be asked for,
     which then say so.
     """
     from vllm_lookahead.plugin import install

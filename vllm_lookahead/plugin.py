@@ -35,7 +35,7 @@ def install() -> None:
     """Install the wraps; a second call changes nothing.
 
     Raises:
-        RuntimeError: a wrapped function is gone. vLLM logs it and goes on without the plugin.
+        RuntimeError: a wrapped function is gone; vLLM doesn't catch it, so its command ends.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
@@ -119,6 +119,8 @@ def _wrap_validate_spec_decode(original: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(original)
     def validate(self: SamplingParams, speculative_config: SpeculativeConfig | None) -> None:
+        if speculative_config is None:
+            return original(self, speculative_config)
         from vllm.exceptions import VLLMValidationError
 
         from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
@@ -176,12 +178,13 @@ def _configure(
     parallel_config: ParallelConfig,
 ) -> SpeculativeConfig:
     """Point vLLM's own settings at lookahead's classes; everything is refused or set here."""
-    from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
-    from vllm_lookahead.support import refusals
-
     reason = unsupported_vllm(vllm_version())
     if reason is not None:
         raise RuntimeError(reason)
+    # Only now: another vLLM may lack what these import.
+    from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
+    from vllm_lookahead.support import refusals
+
     config = LookaheadConfig.from_mapping(parameters)
     make_custom_sources(config)
     reasons = refusals(args, model_config)

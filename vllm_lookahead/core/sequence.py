@@ -45,9 +45,8 @@ class SequenceState:
         self._pool = NgramPool(
             config.ngram_size - 1, max(1, config.verification_set_size), config.pool_capacity
         )
-        if config.uses_pool:
-            self._insert_text(0, prompt_size, "prompt")
-            self._insert_text(prompt_size, len(self._tokens), "output")
+        self._insert_text(0, prompt_size, "prompt")
+        self._insert_text(prompt_size, len(self._tokens), "output")
         self._window = self._new_window() if config.window_size else None
 
     @property

@@ -51,10 +51,7 @@ class LookaheadProposer:
         Raises:
             RuntimeError: always; only lookahead's own runner drives this class.
         """
-        raise RuntimeError(
-            "LookaheadProposer works inside lookahead's own worker only: ask for it by "
-            '--speculative-config \'{"method": "lookahead"}\', not by method custom_class.'
-        )
+        raise RuntimeError(WRONG_WAY_IN)
 
     def start(
         self,

@@ -227,11 +227,15 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 logits,
                 self.sampler,
                 metadata,
-                np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs]).tolist(),
+                self._dropped_requests(),
                 batch.req_output_token_ids,
             )
         self._keep_accepted()
         return to_sampler_output(self._walks, logprobs, logits.device)
+
+    def _dropped_requests(self) -> list[int]:
+        # In the middle of their prompt: vLLM drops what they sample.
+        return np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
 
     def _tree(self, req_id: str) -> TokenTree:
         placed = self._plan.trees.get(req_id)
@@ -263,8 +267,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         # Requests whose token is dropped drew nothing, so there is no draw to take back (which
         # a CPU generator couldn't).
         generators = self.input_batch.generators
-        dropped = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
-        held = {i: generators.pop(i) for i in dropped if i in generators}
+        held = {i: generators.pop(i) for i in self._dropped_requests() if i in generators}
         try:
             return super()._bookkeeping_sync(*args, **kwargs)
         finally:
