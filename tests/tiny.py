@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -57,22 +58,27 @@ def save_llama(directory: Path, *, seed: int = 0, max_length: int = 1024, heads:
     return directory
 
 
+SLIDING: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "sliding_window": 48,
+    "initializer_range": 0.15,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+}
+
+
 def save_sliding_mistral(directory: Path) -> Path:
     """A 2-layer Mistral whose attention slides over 48 tokens."""
     torch.manual_seed(1)
     config = MistralConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=128,
+        **SLIDING,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        sliding_window=48,
-        initializer_range=0.15,
-        eos_token_id=EOS,
-        bos_token_id=None,
     )
     MistralForCausalLM(config).to(torch.float32).save_pretrained(directory)
     save_tokenizer(directory)
@@ -83,19 +89,9 @@ def save_gemma3(directory: Path) -> Path:
     """A 4-layer Gemma 3: three layers slide over 48 tokens, one sees everything."""
     torch.manual_seed(2)
     config = Gemma3TextConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=128,
+        **SLIDING,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        sliding_window=48,
         layer_types=["sliding_attention"] * 3 + ["full_attention"],
-        initializer_range=0.15,
-        eos_token_id=EOS,
-        bos_token_id=None,
         pad_token_id=0,
     )
     Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(directory)
