@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.prompts import DEFAULT_DATA
 from vllm_lookahead.cli.demo_model import default_directory, ensure_model
 from vllm_lookahead.cli.launch import performance_env
+from vllm_lookahead.config import AUTO
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -28,8 +29,20 @@ def base_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+PAPER: dict[str, Any] = {
+    "method": "lookahead",
+    "controller": False,
+    "sources": ["window", "output", "prompt"],
+    # Every sequence shall have room for its largest tree.
+    "scratch_fraction": 0.5,
+}
+"""Lookahead as the paper has it, beside which sizes are to be given."""
+
+
 def label(config: dict[str, Any]) -> str:
-    """``(W,N,G)`` of a configuration."""
+    """``(W,N,G)`` of a configuration, ``auto`` without sizes."""
+    if "window_size" not in config:
+        return AUTO
     return f"({config['window_size']},{config['ngram_size']},{config['verification_set_size']})"
 
 

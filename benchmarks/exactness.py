@@ -47,7 +47,7 @@ def outputs(args: argparse.Namespace, **options: Any) -> list[tuple[Any, ...]]:
 def main() -> None:
     parser = base_parser(__doc__)
     parser.add_argument("--sizes", type=sizes, nargs="+", metavar="W,N,G", default=list(map(sizes, (
-        "4,4,4", "7,5,7", "15,5,15", "0,4,4", "5,3,0", "1,2,1",
+        "auto", "4,4,4", "7,5,7", "15,5,15", "0,4,4", "5,3,0", "1,2,1",
     ))))  # fmt: skip
     parser.add_argument("--max-num-seqs", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--block-size", type=int, nargs="+", default=[32, 128])
@@ -67,7 +67,8 @@ def main() -> None:
             args,
             max_num_seqs=seqs,
             block_size=block,
-            speculative_config={"method": "lookahead", **config},
+            # Given sizes are fed whole, automatic ones as the controller likes.
+            speculative_config={"method": "lookahead", "controller": not config, **config},
         )
         equal = [a == b for a, b in zip(plain, lookahead, strict=True)]
         parts = [equal[start : start + size] for start in range(0, len(equal), size)]

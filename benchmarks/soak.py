@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=positive, default=16, help="default: %(default)s")
     parser.add_argument("--long-tokens", type=positive, default=8192, help="default: %(default)s")
     parser.add_argument(
-        "--sizes", type=sizes, default="7,5,7", metavar="W,N,G", help="default: %(default)s"
+        "--sizes", type=sizes, default="auto", metavar="W,N,G", help="default: %(default)s"
     )
     parser.add_argument(
         "--plain", action="store_true", help="without lookahead, to compare the memory with"

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.prompts import DEFAULT_DATA, Conversation, load
 from benchmarks.servers import COMPACT_JSON, flag, server
 from tests.serving import MODEL_NAME, Server
-from vllm_lookahead.cli.demo import CPU_SIZES, positive, sizes
+from vllm_lookahead.cli.demo import positive, sizes
 from vllm_lookahead.cli.demo_model import default_directory, ensure_model
 from vllm_lookahead.cli.launch import performance_env
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--free", type=positive, default=10, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=positive, default=160, help="default: %(default)s")
     parser.add_argument(
-        "--sizes", type=sizes, default=CPU_SIZES, metavar="W,N,G", help="default: %(default)s"
+        "--sizes", type=sizes, default="auto", metavar="W,N,G", help="default: %(default)s"
     )
     args = parser.parse_args()
     if args.model is None:

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from math import inf
+from typing import Any, Literal, cast
 
-BUILTIN_SOURCES = ("window", "output", "prompt")
+BUILTIN_SOURCES = ("suffix", "window", "output", "prompt", "shared")
+DEFAULT_SOURCES = ("suffix", "window", "output", "prompt")
+POOLED_SOURCES = ("window", "output", "prompt")
+"""Sources that fill the n-gram pool."""
+AUTO = "auto"
+_AUTO_SIZE = cast(int, AUTO)
+"""Typed as the number that `LookaheadConfig.sized` puts in its place."""
+SIZE_RANGES = {
+    "window_size": (0, 128),
+    "ngram_size": (2, 32),
+    "verification_set_size": (0, 128),
+    "draft_length": (1, 127),
+}
+AUTO_SHAPES = ((1, 2, 3, 8), (24, 4, 4, 8), (40, 7, 5, 8))
+"""(free tokens, W, N, G): what "auto" sizes are where a step may feed that many tokens at about
+the cost of one. The controller feeds a part of it."""
+AUTO_DRAFT_LENGTH = 12
+"""Draft tokens of a candidate when the n-gram size is chosen automatically."""
+
+StepCostPoints = tuple[tuple[int, float], ...]
 
 
 class LookaheadConfigError(ValueError):
@@ -21,25 +41,43 @@ class LookaheadConfig:
     Raises `LookaheadConfigError`, naming key, value and range, when constructed out of range.
     """
 
-    window_size: int = 7
-    """W: columns of the lookahead window, 0 to 128. 0 turns the lookahead branch off."""
+    window_size: int = _AUTO_SIZE
+    """W: most columns of the lookahead window, 0 to 128. 0 turns the lookahead branch off."""
 
-    ngram_size: int = 5
-    """N: tokens of an n-gram with its key, 2 to 32. A step yields at most N tokens."""
+    ngram_size: int = _AUTO_SIZE
+    """N: tokens of an n-gram with its key, 2 to 32."""
 
-    verification_set_size: int = 7
-    """G: candidates verified per step, 0 to 128. 0 turns the n-gram pool off."""
+    verification_set_size: int = _AUTO_SIZE
+    """G: most candidates verified per step, 0 to 128. 0 turns all but the window off."""
 
-    sources: tuple[str, ...] = BUILTIN_SOURCES
-    """Where candidates come from, best first: built-in names fill the n-gram pool (``window``:
-    the window's trajectory, ``output``: generated text, ``prompt``), ``module:Class`` names a
-    `vllm_lookahead.core.sources.CandidateSource`."""
+    draft_length: int = _AUTO_SIZE
+    """Most draft tokens that a step may accept, 1 to 127: by default N - 1 (W - 1 for Jacobi
+    decoding), and 12 where N is "auto". Only suffix matches and custom candidates are longer
+    than n-grams."""
+
+    controller: bool = True
+    """Whether each step feeds only what is worth its cost. Without, it feeds all that the sizes
+    allow, as the paper has it; "auto" sizes are then those of a machine whose tokens are free."""
+
+    step_cost: Literal["measured", "flat"] | StepCostPoints = "measured"
+    """What a step costs by its tokens: "measured" at start-up and corrected while running;
+    "flat", any number costs the same; or pairs of (tokens, cost), linear in between."""
+
+    sources: tuple[str, ...] = DEFAULT_SOURCES
+    """Where candidates come from, best first. ``suffix``: what followed the longest match of the
+    text's end; ``window`` (the window's trajectory), ``output`` (generated text) and ``prompt``
+    fill the n-gram pool; ``shared``: like ``suffix``, in the texts of finished requests;
+    ``module:Class`` names a `vllm_lookahead.core.sources.CandidateSource`."""
 
     verify_window: bool = True
     """Whether paths of the lookahead window may be accepted, too."""
 
     pool_capacity: int = 16384
-    """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first."""
+    """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first. Of the
+    text, the suffix source knows at least as many tokens."""
+
+    shared_capacity: int = 65536
+    """Tokens of finished requests that the ``shared`` source keeps, 1 to 16777216."""
 
     scratch_fraction: float = 0.1
     """Share of the KV cache memory, over 0 to 0.5, that branches of token trees may take."""
@@ -48,17 +86,20 @@ class LookaheadConfig:
     """Seed of the guesses that fill a new window, 0 to 2**32 - 1. Never changes the output."""
 
     def __post_init__(self) -> None:
-        _check_int("window_size", self.window_size, 0, 128)
-        _check_int("ngram_size", self.ngram_size, 2, 32)
-        _check_int("verification_set_size", self.verification_set_size, 0, 128)
+        for key, (low, high) in SIZE_RANGES.items():
+            if not _is_auto(getattr(self, key)):
+                _check_int(key, getattr(self, key), low, high, ' (or "auto")')
         _check_int("pool_capacity", self.pool_capacity, 1, 1 << 20)
+        _check_int("shared_capacity", self.shared_capacity, 1, 1 << 24)
         _check_int("seed", self.seed, 0, (1 << 32) - 1)
-        if not isinstance(self.verify_window, bool):
-            raise LookaheadConfigError(
-                f"verify_window must be true or false, got {self.verify_window!r}."
-            )
+        for key in ("verify_window", "controller"):
+            if not isinstance(getattr(self, key), bool):
+                raise LookaheadConfigError(
+                    f"{key} must be true or false, got {getattr(self, key)!r}."
+                )
+        object.__setattr__(self, "step_cost", _check_step_cost(self.step_cost))
         fraction = self.scratch_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+        if not _is_number(fraction):
             raise LookaheadConfigError(f"scratch_fraction must be a number, got {fraction!r}.")
         if not 0 < fraction <= 0.5:
             raise LookaheadConfigError(
@@ -91,16 +132,42 @@ class LookaheadConfig:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form that `from_mapping` accepts."""
-        return asdict(self) | {"sources": list(self.sources)}
+        cost = self.step_cost
+        points = cost if isinstance(cost, str) else [list(point) for point in cost]
+        return asdict(self) | {"sources": list(self.sources), "step_cost": points}
+
+    def sized(self, free_tokens: int) -> LookaheadConfig:
+        """The configuration with numbers for its "auto" sizes.
+
+        Args:
+            free_tokens: how many tokens a step may feed at about the cost of one.
+        """
+        shape = next(shape for shape in reversed(AUTO_SHAPES) if shape[0] <= free_tokens)
+        chosen = dict(
+            zip(("window_size", "ngram_size", "verification_set_size"), shape[1:], strict=True)
+        )
+        sizes = {key: size for key, size in chosen.items() if _is_auto(getattr(self, key))}
+        if _is_auto(self.draft_length) and _is_auto(self.ngram_size):
+            sizes["draft_length"] = AUTO_DRAFT_LENGTH
+        return replace(self, **cast(dict[str, Any], sizes))
+
+    @property
+    def largest(self) -> LookaheadConfig:
+        """The configuration with the largest numbers that its "auto" sizes may get."""
+        return self.sized(AUTO_SHAPES[-1][0])
 
     @property
     def is_jacobi(self) -> bool:
         """Plain Jacobi decoding (paper, section 2): one row of guesses, no n-grams."""
         return self.ngram_size == 2 and self.verification_set_size == 0
 
+    # What follows wants numbers for all sizes: see `sized` and `largest`.
+
     @property
     def num_draft_tokens(self) -> int:
-        """Most draft tokens that a step may accept: N - 1, or W - 1 for Jacobi decoding."""
+        """Most draft tokens that a step may accept."""
+        if not _is_auto(self.draft_length):
+            return self.draft_length
         if self.is_jacobi:
             return max(1, self.window_size - 1)
         return self.ngram_size - 1
@@ -119,7 +186,7 @@ class LookaheadConfig:
     @property
     def uses_pool(self) -> bool:
         """Whether n-grams are pooled at all."""
-        return self.verification_set_size > 0 and any(s in BUILTIN_SOURCES for s in self.sources)
+        return self.verification_set_size > 0 and any(s in POOLED_SOURCES for s in self.sources)
 
 
 def nearest_hint(word: str, known: Sequence[str]) -> str:
@@ -128,14 +195,46 @@ def nearest_hint(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else "."
 
 
-def _check_int(key: str, value: object, low: int, high: int) -> None:
+def _is_auto(size: object) -> bool:
+    return size == AUTO
+
+
+def _check_int(key: str, value: object, low: int, high: int, other: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise LookaheadConfigError(
-            f"{key} must be an integer from {low} to {high}, got {value!r} "
+            f"{key} must be an integer from {low} to {high}{other}, got {value!r} "
             f"({type(value).__name__})."
         )
     if not low <= value <= high:
-        raise LookaheadConfigError(f"{key} must be from {low} to {high}, got {value}.")
+        raise LookaheadConfigError(f"{key} must be from {low} to {high}{other}, got {value}.")
+
+
+def _check_step_cost(value: object) -> Any:
+    if value in ("measured", "flat"):
+        return value
+    points = value if isinstance(value, list | tuple) else ()
+    if not all(map(_is_step_cost_point, points)):
+        points = ()
+    tokens = [point[0] for point in points]
+    if not tokens or tokens != sorted(set(tokens)):
+        raise LookaheadConfigError(
+            'step_cost must be "measured", "flat" or ascending pairs of tokens and cost, such as '
+            f"[[1, 1.0], [16, 1.5]], got {value!r}."
+        )
+    return tuple((int(count), float(cost)) for count, cost in points)
+
+
+def _is_step_cost_point(point: object) -> bool:
+    return (
+        isinstance(point, list | tuple)
+        and len(point) == 2
+        and all(_is_number(number) and 0 < number < inf for number in point)
+        and point[0] == int(point[0])
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_sources(sources: object) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def _configure(
     return LookaheadSpeculativeConfig(
         method="custom_class",
         model=PROPOSER,
-        num_speculative_tokens=config.num_draft_tokens,
+        num_speculative_tokens=config.largest.num_draft_tokens,
         target_model_config=model_config,
         target_parallel_config=parallel_config,
         lookahead=config.to_json(),

@@ -45,8 +45,9 @@ def config_of_request(
         raise LookaheadConfigError(
             f"enabled in a request's {EXTRA_ARG} must be true or false, got {enabled!r}."
         )
+    largest = config.largest
     for key, value in values.items():
-        low, high = SIZES[key], getattr(config, key)
+        low, high = SIZES[key], getattr(largest, key)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise LookaheadConfigError(
                 f"{key} in a request's {EXTRA_ARG} must be an integer from {low} to {high}, the "

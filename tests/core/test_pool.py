@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_lookahead.core.pool import Ngram, NgramPool
+from vllm_lookahead.core.pool import Entry, Ngram, NgramPool
 
 
 def pairs(pool: NgramPool, key: int) -> list[Ngram]:
-    """All values of ``key``, for pools of far fewer than 100."""
-    return list(pool.lookup(key, 100))
+    """All values of ``key``."""
+    return [value for value, _ in pool.lookup(key)]
 
 
 def test_lookup_yields_the_newest_first() -> None:
@@ -23,12 +23,31 @@ def test_lookup_yields_the_newest_first() -> None:
     assert pairs(pool, 7) == [(3, 3), (2, 2), (1, 1)]
 
 
-def test_lookup_yields_at_most_the_limit() -> None:
+def test_lookup_tells_the_token_before_the_key_and_whether_the_value_was_guessed() -> None:
     pool = NgramPool(value_size=1, per_key=3, capacity=10)
-    for token in (1, 2, 3):
-        pool.insert(7, (token,))
-    assert list(pool.lookup(7, 2)) == [(3,), (2,)]
-    assert list(pool.lookup(7, 0)) == []
+    pool.insert(7, (1,))
+    pool.insert(7, (2,), previous=5)
+    pool.insert(7, (3,), previous=6, guessed=True)
+    assert pool.lookup(7) == [
+        ((3,), Entry(previous=6, guessed=True)),
+        ((2,), Entry(previous=5, guessed=False)),
+        ((1,), Entry(previous=-1, guessed=False)),
+    ]
+
+
+def test_repeated_value_is_known_as_it_was_inserted_last() -> None:
+    pool = NgramPool(value_size=1, per_key=3, capacity=10)
+    pool.insert(7, (1,), previous=5, guessed=True)
+    pool.insert(7, (1,), previous=6)
+    assert pool.lookup(7) == [((1,), Entry(previous=6, guessed=False))]
+
+
+def test_values_looked_up_are_not_those_of_later_insertions() -> None:
+    pool = NgramPool(value_size=1, per_key=3, capacity=10)
+    pool.insert(7, (1,))
+    found = pool.lookup(7)
+    pool.insert(7, (2,))
+    assert [value for value, _ in found] == [(1,)]
 
 
 def test_text_outside_of_the_vocabulary_is_in_no_value() -> None:
@@ -100,16 +119,25 @@ class Recorder(NgramPool):
     def __init__(self, value_size: int) -> None:
         super().__init__(value_size, per_key=10, capacity=100)
         self.inserted: list[tuple[int, Ngram]] = []
+        self.previous: list[int] = []
 
-    def insert(self, key: int, value: Ngram) -> None:
+    def insert(self, key: int, value: Ngram, previous: int = -1, guessed: bool = False) -> None:
+        assert not guessed
         self.inserted.append((key, value))
-        super().insert(key, value)
+        self.previous.append(previous)
+        super().insert(key, value, previous, guessed)
 
 
 def test_text_yields_every_ngram_once_in_order() -> None:
     pool = Recorder(value_size=2)
     pool.insert_text([5, 6, 7, 8, 9], 0, 5)
     assert pool.inserted == [(5, (6, 7)), (6, (7, 8)), (7, (8, 9))]
+
+
+def test_first_ngram_of_a_text_has_no_token_before_its_key() -> None:
+    pool = Recorder(value_size=2)
+    pool.insert_text([5, 6, 7, 8, 9], 0, 5)
+    assert pool.previous == [-1, 5, 6]
 
 
 def test_text_in_pieces_yields_the_ngrams_across_the_cut_with_the_later_piece() -> None:
@@ -142,44 +170,50 @@ def test_text_in_any_pieces_yields_what_the_whole_text_yields(
         (tokens[start], tuple(tokens[start + 1 : start + 1 + value_size]))
         for start in range(len(tokens) - value_size)
     ]
+    assert pool.previous == [-1, *tokens][: len(pool.inserted)]
 
 
 # Bounds
 
 
+Item = tuple[int, Ngram, Entry]
+
+
 class NaivePool:
-    """The same pool as one flat list of (key, value), newest last, without a size to keep."""
+    """The same pool as one flat list of items, newest last, without a size to keep."""
 
     def __init__(self, per_key: int, capacity: int) -> None:
         self.per_key = per_key
         self.capacity = capacity
-        self.entries: list[tuple[int, Ngram]] = []
+        self.items: list[Item] = []
 
-    def insert(self, key: int, value: Ngram) -> None:
-        self.entries = [entry for entry in self.entries if entry != (key, value)] + [(key, value)]
-        own = [entry for entry in self.entries if entry[0] == key]
-        for entry in own[: -min(self.per_key, self.capacity)]:
-            self.entries.remove(entry)
-        while len(self.entries) > self.capacity:
-            last_use = {each: index for index, (each, _) in enumerate(self.entries)}
+    def insert(self, key: int, value: Ngram, entry: Entry) -> None:
+        self.items = [item for item in self.items if item[:2] != (key, value)]
+        self.items.append((key, value, entry))
+        own = [item for item in self.items if item[0] == key]
+        for item in own[: -min(self.per_key, self.capacity)]:
+            self.items.remove(item)
+        while len(self.items) > self.capacity:
+            last_use = {item[0]: index for index, item in enumerate(self.items)}
             oldest = min(last_use, key=lambda each: last_use[each])
-            self.entries = [entry for entry in self.entries if entry[0] != oldest]
+            self.items = [item for item in self.items if item[0] != oldest]
 
-    def lookup(self, key: int) -> list[Ngram]:
-        return [value for each, value in reversed(self.entries) if each == key]
+    def lookup(self, key: int) -> list[tuple[Ngram, Entry]]:
+        return [(value, entry) for each, value, entry in reversed(self.items) if each == key]
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.tuples(st.integers(0, 3))), max_size=60),
-    st.integers(1, 4),
-    st.integers(1, 10),
-)
+def items() -> st.SearchStrategy[Item]:
+    entries = st.builds(Entry, st.integers(-1, 2), st.booleans())
+    return st.tuples(st.integers(0, 4), st.tuples(st.integers(0, 3)), entries)
+
+
+@given(st.lists(items(), max_size=60), st.integers(1, 4), st.integers(1, 10))
 def test_pool_holds_what_a_naive_pool_holds(
-    inserted: list[tuple[int, Ngram]], per_key: int, capacity: int
+    inserted: list[Item], per_key: int, capacity: int
 ) -> None:
     pool, naive = NgramPool(1, per_key, capacity), NaivePool(per_key, capacity)
-    for key, value in inserted:
-        pool.insert(key, value)
-        naive.insert(key, value)
-        assert [pairs(pool, each) for each in range(5)] == [naive.lookup(each) for each in range(5)]
-        assert len(pool) == len(naive.entries) <= capacity
+    for key, value, entry in inserted:
+        pool.insert(key, value, *entry)
+        naive.insert(key, value, entry)
+        assert [pool.lookup(each) for each in range(5)] == [naive.lookup(each) for each in range(5)]
+        assert len(pool) == len(naive.items) <= capacity

@@ -11,6 +11,13 @@ from hypothesis import strategies as st
 
 from tests.trees import NO_LIMITS
 from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError
+from vllm_lookahead.core.acceptance import (
+    NUM_CLASSES,
+    AcceptanceModel,
+    pool_class,
+    suffix_class,
+)
+from vllm_lookahead.core.controller import EVERYTHING, NOTHING
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.sources import CandidateSource, load_source
 from vllm_lookahead.core.tree import TokenTree, linear_tree
@@ -211,6 +218,301 @@ def test_sequence_has_at_least_one_token() -> None:
         SequenceState(LookaheadConfig(), [], 0)
 
 
+# The suffix source
+
+
+def suffix_config(length: int, *sources: str, G: int = 4) -> LookaheadConfig:
+    return LookaheadConfig(
+        window_size=0,
+        ngram_size=3,
+        verification_set_size=G,
+        draft_length=length,
+        sources=("suffix", *sources),
+    )
+
+
+def test_draft_is_what_followed_the_longest_match_up_to_the_draft_length() -> None:
+    # 2 was followed by 4 last, but 1 2 by 3.
+    text = [1, 2, 3, 5, 2, 4, 6, 1, 2]
+    assert SequenceState(suffix_config(4), text, 9).propose() == [3, 5, 2, 4]
+
+
+def test_text_that_has_come_round_is_proposed_over_and_over() -> None:
+    assert SequenceState(suffix_config(5), [7, 1, 2, 1, 2], 5).propose() == [1, 2, 1, 2, 1]
+
+
+def test_emitted_tokens_are_matched_and_proposed() -> None:
+    state = SequenceState(suffix_config(2), [1, 2], 2)
+    assert state.propose() == []
+    state.commit(walk_to(linear_tree([], root=2), 3), row())
+    assert state.propose() == []
+    state.commit(walk_to(linear_tree([], root=3), 1), row())
+    assert state.propose() == [2, 3]
+
+
+def test_suffix_draft_ends_before_what_is_outside_of_the_vocabulary() -> None:
+    state = SequenceState(suffix_config(4), [1, 2, 300, 3, 1], 5, vocab_size=300)
+    assert state.propose() == [2]
+    # What follows the root is outside already.
+    assert SequenceState(suffix_config(4), [1, 300, 3, 1], 4, vocab_size=300).propose() == []
+
+
+def test_ngrams_follow_the_suffix_match_and_those_after_the_same_two_tokens_come_first() -> None:
+    # After 2 came 5 6 last; the n-grams 4 1 and 3 1 are from where 1 preceded it.
+    text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
+    state = SequenceState(suffix_config(3, "prompt"), text, 13)
+    assert state.propose() == [4, 1, 9]
+    assert state.candidates == [[4, 1, 9], [3, 1], [5, 6]]
+
+
+def test_ngrams_come_newest_first_without_the_suffix_source() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
+    state = SequenceState(config_of(0, 3, 4, "prompt"), text, 13)
+    state.propose()
+    assert state.candidates == [[5, 6], [4, 1], [3, 1]]
+
+
+def test_ngrams_are_cut_to_the_draft_length() -> None:
+    config = LookaheadConfig(
+        window_size=0, ngram_size=5, verification_set_size=4, draft_length=2, sources=("prompt",)
+    )
+    text = [9, 1, 2, 3, 4, 9, 1, 2, 5, 6, 9]
+    state = SequenceState(config, text, len(text))
+    assert state.propose() == [1, 2]
+    assert state.candidates == [[1, 2]]
+
+
+# Choosing
+
+
+def one_chance(chance: float) -> AcceptanceModel:
+    """A model in which every token is right with the same chance."""
+    model = AcceptanceModel()
+    model.probability = [chance] * NUM_CLASSES
+    return model
+
+
+def state_of_three_candidates(model: AcceptanceModel | None = None) -> SequenceState:
+    """Candidates 4 1 9, 3 1 and 5 6 behind the root 2."""
+    text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
+    return SequenceState(suffix_config(3, "prompt"), text, 13, acceptance=model or one_chance(0.5))
+
+
+def test_gathered_are_the_values_of_all_tokens() -> None:
+    assert state_of_three_candidates().gather() == [0.5, 0.25, 0.125, 0.5, 0.25, 0.5, 0.25]
+    # The second and the third candidate start branches.
+    assert state_of_three_candidates().gather(0.25) == [0.5, 0.25, 0.125, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_tokens_under_the_floor_are_not_gathered_but_for_the_first_one_of_a_source() -> None:
+    assert state_of_three_candidates().gather(floor=0.25) == [0.5, 0.25, 0.5, 0.25, 0.5, 0.25]
+    assert state_of_three_candidates().gather(floor=0.6) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "candidates"),
+    [
+        (EVERYTHING, [[4, 1, 9], [3, 1], [5, 6]]),
+        (0.125, [[4, 1, 9], [3, 1], [5, 6]]),
+        (0.2, [[4, 1], [3, 1], [5, 6]]),
+        (0.3, [[4], [3], [5]]),
+        (0.6, []),
+        (NOTHING, []),
+    ],
+)
+def test_selected_are_the_tokens_worth_the_cutoff(
+    cutoff: float, candidates: list[list[int]]
+) -> None:
+    state = state_of_three_candidates()
+    state.gather()
+    draft = state.select(cutoff)
+    assert state.candidates == candidates
+    assert draft == (candidates[0] if candidates else [])
+    tree = state.plan(draft, **NO_LIMITS)
+    assert tree.size == 1 + sum(map(len, candidates))
+
+
+def test_candidate_of_which_no_more_is_left_than_of_one_before_it_is_left_out(
+    answer: list[Sequence[int]],
+) -> None:
+    answer += [[1, 2], [1, 3]]
+    config = config_of(0, 4, 3, NAME)
+    state = SequenceState(config, [9], 1, acceptance=one_chance(0.5))
+    state.gather()
+    assert state.select(0.5) == [1]
+    assert state.candidates == [[1]]
+    assert state.is_linear
+
+
+def test_same_candidate_from_two_sources_counts_once() -> None:
+    # The suffix match, 2 3 1, and the n-gram 2 3 share all but the last token.
+    state = SequenceState(suffix_config(3, "prompt"), [1, 2, 3, 1], 4, acceptance=one_chance(0.5))
+    assert state.gather() == [0.5, 0.25, 0.125]
+    assert SequenceState(suffix_config(2, "prompt", G=1), [1, 2, 3, 1], 4).propose() == [2, 3]
+
+
+def test_step_is_linear_if_its_tree_is_no_more_than_its_draft() -> None:
+    state = state_of_three_candidates()
+    state.gather()
+    linear = []
+    for cutoff in (EVERYTHING, NOTHING):
+        state.select(cutoff)
+        linear.append(state.is_linear)
+    assert linear == [False, True]
+    single = SequenceState(suffix_config(3), [1, 2, 1], 3)
+    single.propose()
+    assert single.is_linear
+
+
+# Feeding the window
+
+
+def test_window_is_gathered_as_so_many_tokens_of_equal_value() -> None:
+    state = SequenceState(config_of(3, 3, 2, "window"), [7], 1)
+    first, *others = state.gather()
+    # Row 0 has two tokens.
+    assert others == [first]
+    assert 2 * first == pytest.approx(AcceptanceModel().window_value(0))
+    state.commit(walk_to(state.plan([], **NO_LIMITS), 5), row(5, 6, 8))
+    assert len(state.gather()) == 5
+
+
+def test_window_is_fed_whole_or_not_at_all() -> None:
+    state = SequenceState(config_of(3, 3, 2, "window"), [7], 1)
+    value = state.gather()[0]
+    for cutoff, size in [(value, 3), (value + 1e-9, 1), (EVERYTHING, 3), (NOTHING, 1)]:
+        draft = state.select(cutoff)
+        assert len(draft) == size - 1
+        assert state.plan(draft, **NO_LIMITS).size == size
+        assert state.is_linear is (size == 1)
+
+
+def test_window_is_fed_whatever_it_is_worth_to_explore() -> None:
+    state = SequenceState(config_of(3, 3, 2, "window"), [7], 1)
+    state.gather()
+    assert state.select(NOTHING, explore=True) == [7, 7]
+    assert state.plan([7, 7], **NO_LIMITS).size == 3
+
+
+def test_window_is_chosen_by_the_value_that_was_gathered_its_branches_paid() -> None:
+    state = SequenceState(config_of(3, 3, 2, "window"), [7], 1)
+    priced, free = state.gather(0.1)[0], state.gather()[0]
+    assert priced < free
+    state.gather(0.1)
+    assert state.select((priced + free) / 2) == []
+    assert state.select(priced) == [7, 7]
+
+
+def test_window_that_is_fed_is_no_draft_beside_candidates(answer: list[Sequence[int]]) -> None:
+    answer += [[5]]
+    state = SequenceState(config_of(3, 3, 2, NAME), [7], 1)
+    assert state.propose() == [5]
+    assert state.plan([5], **NO_LIMITS).token_ids.tolist() == [7, 5, 7, 7]
+
+
+def test_window_of_one_column_that_feeds_no_token_costs_nothing_and_moves_on() -> None:
+    state = SequenceState(config_of(1, 3, 2, "window"), [7], 1)
+    assert state.gather(branch_price=0.02) == []
+    assert state.select(0.9) == []
+    tree = state.plan([], **NO_LIMITS)
+    assert tree.window_leaves.tolist() == [0]
+    state.commit(walk_to(tree, 5), row(5))
+    # Row 1 has a token, which is gathered.
+    assert len(state.gather()) == 1
+
+
+# Learning
+
+
+def test_hits_and_misses_are_learned_by_source_quality_and_depth() -> None:
+    model = one_chance(0.5)
+    state = state_of_three_candidates(model)
+    draft = state.propose()
+    state.commit(walk_to(state.plan(draft, **NO_LIMITS), 4, 8), row())
+    learned = {
+        token_class: chance for token_class, chance in enumerate(model.probability) if chance != 0.5
+    }
+    # One observation beside six; 3 1 follows the same two tokens, 5 6 does not.
+    hit, miss = pytest.approx(4 / 7), pytest.approx(3 / 7)
+    assert learned == {
+        suffix_class(1): hit,
+        suffix_class(1) + 1: miss,
+        pool_class(1, True, False): miss,
+        pool_class(2, False, False): miss,
+    }
+
+
+def test_candidates_are_learned_about_without_being_fed() -> None:
+    fed, not_fed = one_chance(0.5), one_chance(0.5)
+    for model, cutoff in [(fed, EVERYTHING), (not_fed, NOTHING)]:
+        state = state_of_three_candidates(model)
+        state.gather()
+        draft = state.select(cutoff)
+        state.commit(walk_to(state.plan(draft, **NO_LIMITS), *([4, 8] if draft else [4])), row())
+    # All the same, but what follows the first token is told only where it was emitted.
+    assert not_fed.probability[suffix_class(1)] == fed.probability[suffix_class(1)] > 0.5
+    for rank, pair in [(1, True), (2, False)]:
+        token_class = pool_class(rank, pair, False)
+        assert not_fed.probability[token_class] == fed.probability[token_class] < 0.5
+
+
+def test_sequences_with_one_model_learn_from_each_other() -> None:
+    model = one_chance(0.5)
+    teacher, pupil = state_of_three_candidates(model), state_of_three_candidates(model)
+    before = pupil.gather()[0]
+    teacher.propose()
+    teacher.commit(walk_to(linear_tree([], root=2), 4), row())
+    assert pupil.gather()[0] > before
+
+
+def test_sequence_without_a_model_learns_for_itself() -> None:
+    text = [1, 2, 3, 1, 2]
+    teacher, other = (SequenceState(suffix_config(2), text, 5) for _ in range(2))
+    before = other.gather()
+    teacher.propose()
+    teacher.commit(walk_to(linear_tree([], root=2), 3), row())
+    assert other.gather() == before
+
+
+def test_window_gains_what_only_it_had_right() -> None:
+    gains = []
+    for said in [(7, 7, 3), (5,), (7, 4)]:
+        model = AcceptanceModel()
+        before = model.window_value(0)
+        state = SequenceState(config_of(3, 3, 2, "window"), [7], 1, acceptance=model)
+        tree = state.plan(state.propose(), **NO_LIMITS)
+        state.commit(walk_to(tree, *said), row(5, 6, 8))
+        gains.append(model.window_value(0) - before)
+    two, none, one = gains
+    # A hundredth of a token per token.
+    assert two - one == pytest.approx(one - none) == pytest.approx(0.01)
+
+
+def test_window_gains_nothing_by_tokens_that_a_candidate_had_right_too(
+    answer: list[Sequence[int]],
+) -> None:
+    answer += [[7, 7]]
+    model, idle = AcceptanceModel(), AcceptanceModel()
+    state = SequenceState(config_of(3, 3, 2, NAME), [7], 1, acceptance=model)
+    tree = state.plan(state.propose(), **NO_LIMITS)
+    state.commit(walk_to(tree, 7, 7, 3), row(5, 6, 8))
+    idle.learn_window(0, 0)
+    assert model.window_value(0) == idle.window_value(0)
+
+
+def test_ngrams_of_the_window_that_come_true_count_as_its_return() -> None:
+    model = AcceptanceModel()
+    state = SequenceState(config_of(1, 3, 2, "window"), [7], 1, acceptance=model)
+    for token, output in [(5, 1), (6, 2), (5, 3)]:
+        state.commit(walk_to(state.plan([], **NO_LIMITS), token), row(output))
+    # The n-gram 5: 1 2, see above.
+    assert state.propose() == [1, 2]
+    before = model.window_value(0)
+    state.commit(walk_to(linear_tree([1, 2], root=5), 1, 2, 9), row())
+    # A 200th of a token for each.
+    assert model.window_value(0) - before == pytest.approx(0.01)
+
+
 # Planning
 
 
@@ -245,8 +547,25 @@ def test_custom_source_is_asked_with_the_text_and_the_limits(answer: list[Sequen
     state.commit(walk_to(linear_tree([], root=9), 5), row())
     state.propose()
     [source] = instances
-    assert source.config is config
+    assert source.config == config
     assert source.calls == [([8, 9], 3, 2), ([8, 9, 5], 3, 2)]
+
+
+def test_custom_source_is_given_numbers_for_automatic_sizes(answer: list[Sequence[int]]) -> None:
+    SequenceState(LookaheadConfig(sources=(NAME,)), [8, 9], 1)
+    [source] = instances
+    config = source.config
+    assert (config.window_size, config.ngram_size, config.verification_set_size) == (7, 5, 8)
+
+
+@pytest.mark.parametrize("token", [-1, 300])
+def test_custom_token_outside_of_the_vocabulary_is_an_error_that_names_the_source(
+    answer: list[Sequence[int]], token: int
+) -> None:
+    answer += [[1, token]]
+    state = SequenceState(config_of(0, 4, 2, NAME), [9], 1, vocab_size=300)
+    with pytest.raises(ValueError, match=f"{NAME} proposed token {token}, .* vocabulary of 300"):
+        state.propose()
 
 
 def test_every_sequence_has_its_own_custom_source(answer: list[Sequence[int]]) -> None:

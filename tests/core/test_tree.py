@@ -348,3 +348,26 @@ def test_accepting_primary_leaves_the_first_primary_drafts_acceptable(
     assert np.flatnonzero(narrowed.acceptable).tolist() == acceptable
     assert shape(narrowed) == shape(tree)
     assert narrowed.window_leaves.tolist() == tree.window_leaves.tolist()
+
+
+# Successors
+
+
+@given(tree_inputs(limited=True), st.booleans())
+def test_successors_are_the_children_by_token(asked: TreeInput, merge: bool) -> None:
+    tree = asked.build(merge)
+    expected: dict[tuple[int, int], list[int]] = {}
+    for node in range(1, tree.size):
+        key = (int(tree.parents[node]), int(tree.token_ids[node]))
+        expected.setdefault(key, []).append(node)
+    assert {key: list(nodes) for key, nodes in tree.successors.items()} == expected
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 3))
+def test_linear_tree_is_the_tree_of_a_draft_alone(drafts: list[int], root: int) -> None:
+    linear, built = linear_tree(drafts, root), build_tree(root, drafts, **NO_LIMITS)
+    for column in ("token_ids", "parents", "depths", "window_leaves", "acceptable"):
+        ours, theirs = getattr(linear, column), getattr(built, column)
+        assert (ours.tolist(), ours.dtype) == (theirs.tolist(), theirs.dtype)
+    assert linear.primary_size == built.primary_size
+    assert {key: [*nodes] for key, nodes in linear.successors.items()} == built.successors

@@ -11,7 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.trees import NO_LIMITS, Path, TreeInput, path_of, prefixes, tree_inputs
-from vllm_lookahead.config import LookaheadConfig
+from vllm_lookahead.config import BUILTIN_SOURCES, DEFAULT_SOURCES, LookaheadConfig
+from vllm_lookahead.core.acceptance import AcceptanceModel
+from vllm_lookahead.core.controller import EVERYTHING, NOTHING
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.tree import TokenTree, build_tree, linear_tree
 from vllm_lookahead.core.verify import Walk, walk_tree
@@ -157,21 +159,38 @@ def decode_plainly(model: Model, prompt: Sequence[int], count: int) -> list[int]
 class Decoder:
     """Lookahead decoding of one sequence, the model's outputs computed node by node."""
 
-    def __init__(self, config: LookaheadConfig, model: Model, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: LookaheadConfig,
+        model: Model,
+        prompt: Sequence[int],
+        acceptance: AcceptanceModel | None = None,
+    ) -> None:
         self.config = config
         self.model = model
         self.text = [*prompt, model(prompt)]
-        self.state = SequenceState(config, self.text, len(prompt))
+        self.state = SequenceState(config, self.text, len(prompt), acceptance=acceptance)
 
-    def step(self, granted: int = 1000, **limits: int) -> list[int]:
-        """One step; the scheduler grants at most ``granted`` of the draft's tokens."""
-        draft = self.state.propose()
+    def step(
+        self, granted: int = 1000, choice: tuple[float, float, float] | None = None, **limits: int
+    ) -> list[int]:
+        """One step; the scheduler grants at most ``granted`` of the draft's tokens.
+
+        ``choice`` are branch price, floor and cutoff; all is fed without.
+        """
+        if choice is None:
+            draft = self.state.propose()
+        else:
+            price, floor, cutoff = choice
+            self.state.gather(price, floor)
+            draft = self.state.select(cutoff)
         assert len(draft) <= self.config.num_draft_tokens
         granted = min(granted, len(draft))
         limits = {"max_nodes": 1000, "max_depth": 1000, "max_branches": 1000} | limits
         limits["max_nodes"] = max(limits["max_nodes"], 1 + granted)
         limits["max_depth"] = max(limits["max_depth"], granted)
         tree = self.state.plan(draft[:granted], **limits)
+        assert not self.state.is_linear or tree.size == 1 + granted
         assert tree.token_ids[0] == self.text[-1]
         before = self.text[:-1]
         walk = walk_with(self.model, tree, before)
@@ -189,10 +208,27 @@ def count_to_3(text: Sequence[int]) -> int:
     return (text[-1] + 1) % 4
 
 
-def test_text_seen_in_the_prompt_is_emitted_n_tokens_per_step() -> None:
-    config = LookaheadConfig(window_size=0, ngram_size=3, verification_set_size=1)
+@pytest.mark.parametrize("sources", [("output", "prompt"), ("suffix",), DEFAULT_SOURCES])
+def test_text_seen_in_the_prompt_is_emitted_n_tokens_per_step(sources: tuple[str, ...]) -> None:
+    config = LookaheadConfig(
+        window_size=0, ngram_size=3, verification_set_size=1, sources=sources
+    )  # fmt: skip
     decoder = Decoder(config, count_to_3, [0, 1, 2, 3, 0, 1, 2, 3])
     assert [decoder.step() for _ in range(3)] == [[1, 2, 3], [0, 1, 2], [3, 0, 1]]
+
+
+def test_suffix_match_is_emitted_as_far_as_the_draft_length() -> None:
+    config = LookaheadConfig(
+        window_size=0, ngram_size=3, verification_set_size=1, draft_length=6, sources=("suffix",)
+    )
+    decoder = Decoder(config, count_to_3, [0, 1, 2, 3, 0, 1])
+    assert [decoder.step() for _ in range(2)] == [[3, 0, 1, 2, 3, 0, 1], [2, 3, 0, 1, 2, 3, 0]]
+
+
+def test_step_of_which_nothing_is_worth_feeding_emits_one_token() -> None:
+    config = LookaheadConfig(window_size=2, ngram_size=3, verification_set_size=1)
+    decoder = Decoder(config, count_to_3, [0, 1, 2, 3, 0, 1])
+    assert decoder.step(choice=(0.0, 0.0, NOTHING)) == [3]
 
 
 def test_ngrams_of_the_window_are_verified_once_their_key_comes_up() -> None:
@@ -214,22 +250,30 @@ def test_jacobi_decoding_emits_several_tokens_per_step_of_a_steady_text() -> Non
     assert decoder.step() == [5, 5, 5, 5]
 
 
+def choices() -> st.SearchStrategy[tuple[float, float, float] | None]:
+    cutoffs = st.sampled_from([NOTHING, EVERYTHING]) | st.floats(-0.1, 1)
+    return st.none() | st.tuples(st.floats(0, 0.2), st.floats(0, 0.3), cutoffs)
+
+
 def configs() -> st.SearchStrategy[LookaheadConfig]:
     sizes = st.tuples(st.integers(0, 6), st.integers(2, 5), st.integers(0, 4))
+    some_sources = st.lists(st.sampled_from(BUILTIN_SOURCES), unique=True).map(tuple)
     return st.builds(
-        lambda sizes, verify_window, sources, capacity, seed: LookaheadConfig(
+        lambda sizes, draft_length, verify_window, sources, capacity, seed: LookaheadConfig(
             window_size=sizes[0],
             ngram_size=sizes[1],
             verification_set_size=sizes[2],
+            draft_length=draft_length,
             verify_window=verify_window,
             # Without a window, something else must propose.
-            sources=tuple(sources) if sizes[0] else (*sources, *{"output"} - {*sources}),
+            sources=sources if sizes[0] else (*sources, *{"output"} - {*sources}),
             pool_capacity=capacity,
             seed=seed,
         ),
         sizes.filter(lambda each: each[0] or each[2]),
+        st.sampled_from(["auto", 1, 2, 9]),
         st.booleans(),
-        st.lists(st.sampled_from(["window", "output", "prompt"]), unique=True),
+        st.just(DEFAULT_SOURCES) | some_sources,
         st.sampled_from([1, 3, 16384]),
         st.integers(0, 3),
     )
@@ -250,13 +294,13 @@ def test_greedy_run_emits_what_plain_decoding_emits(
 
 
 @given(configs(), models(), st.data())
-def test_greedy_run_under_any_limits_emits_what_plain_decoding_emits(
+def test_greedy_run_under_any_limits_and_choices_emits_what_plain_decoding_emits(
     config: LookaheadConfig, model: Markov, data: st.DataObject
 ) -> None:
     prompt = data.draw(st.lists(st.integers(0, model.vocabulary - 1), min_size=1, max_size=8))
     limits = st.fixed_dictionaries(
         {
-            "granted": st.integers(0, 5),
+            "granted": st.integers(0, 9),
             "max_nodes": st.integers(1, 30),
             "max_depth": st.integers(0, 10),
             "max_branches": st.integers(1, 12),
@@ -264,8 +308,9 @@ def test_greedy_run_under_any_limits_emits_what_plain_decoding_emits(
     )
     decoder = Decoder(config, model, prompt)
     emitted = [decoder.text[-1]]
-    for step in data.draw(st.lists(limits, min_size=6, max_size=6)):
-        tokens = decoder.step(**step)
+    steps = st.lists(st.tuples(choices(), limits), min_size=6, max_size=6)
+    for choice, step in data.draw(steps):
+        tokens = decoder.step(choice=choice, **step)
         assert 1 <= len(tokens) <= 1 + step["granted"]
         emitted += tokens
     assert emitted == decode_plainly(model, prompt, len(emitted))
@@ -297,3 +342,18 @@ def test_window_fed_next_is_the_reference_update_of_the_models_outputs(
         if len(rows) > config.ngram_size - 1:
             del rows[0]
         decoder.step()
+
+
+@given(configs(), models(), st.data())
+def test_sequences_that_learn_from_each_other_emit_what_plain_decoding_emits(
+    config: LookaheadConfig, model: Markov, data: st.DataObject
+) -> None:
+    acceptance = AcceptanceModel()
+    for _ in range(3):
+        prompt = data.draw(st.lists(st.integers(0, model.vocabulary - 1), min_size=1, max_size=8))
+        decoder = Decoder(config, model, prompt, acceptance)
+        emitted = [decoder.text[-1]]
+        for choice in data.draw(st.lists(choices(), max_size=5)):
+            emitted += decoder.step(choice=choice)
+        assert emitted == decode_plainly(model, prompt, len(emitted))
+    assert all(0 <= each <= 1 for each in acceptance.probability)

@@ -160,9 +160,10 @@ def test_step_feeds_no_more_than_the_sizes_allow(tiny_llama: Path) -> None:
         while llm.llm_engine.has_unfinished_requests():
             before = stats(llm)["fed"]
             llm.llm_engine.step()
-            trees = list(runner(llm)._plan.trees.values())
+            plan = runner(llm)._plan
+            trees = [*(placed.tree for placed in plan.trees.values()), *plan.linear.values()]
             fed.append(stats(llm)["fed"] - before)
-            assert fed[-1] == sum(placed.tree.size for placed in trees)
+            assert fed[-1] == sum(tree.size for tree in trees)
     # (N - 1)(W + G) = 21 tokens, the root being one of the window's.
     assert 3 * 4 <= max(fed) <= 21
 

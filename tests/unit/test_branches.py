@@ -100,7 +100,7 @@ class Batch:
 
     def cache_after(self, branches: BranchBatch) -> list[Label | None]:
         """The cache as the step's attention finds it."""
-        cache = self.copied(self.cache_before(), [(s, d) for s, d in branches.copies.tolist()])
+        cache = self.copied(self.cache_before(), list(branches.copies))
         labels = self.labels()
         for row, slot in zip(branches.key_rows.tolist(), branches.key_slots.tolist(), strict=True):
             cache[slot] = labels[row]
@@ -194,7 +194,7 @@ def test_branch_continues_in_a_copy_of_the_partial_last_block() -> None:
     # Branch 1 holds the root's key, too, behind the one copied cached token.
     assert batch.key_rows.tolist() == [0, 1, 2, 0, 3, 4]
     assert batch.key_slots.tolist() == [37, 38, 39, 81, 82, 83]
-    assert batch.copies.tolist() == [[9, 20]]
+    assert batch.copies == [(9, 20)]
     assert copies_back(placed, 4, np.array([7, 9, 0]), 4, 20) == [(20, 9)]
 
 
@@ -202,7 +202,7 @@ def test_branch_from_a_block_edge_copies_nothing_before_the_step() -> None:
     placed = example([1], [[2]], root=4, run=3)
     batch = expand([3], [4], [placed], np.array([[7, 9]], dtype=np.int32), 4, 20)
     assert batch.block_table.tolist() == [[7, 9], [7, 23]]
-    assert batch.copies.tolist() == []
+    assert batch.copies == []
     assert batch.key_slots.tolist() == [36, 37, 92, 93]
 
 
@@ -211,7 +211,7 @@ def test_branch_across_a_block_edge_comes_home_with_all_its_blocks() -> None:
     table = np.array([[7, 9, 5]], dtype=np.int32)
     batch = expand([7], [6], [placed], table, 4, 20)
     assert batch.block_table.tolist() == [[7, 9, 5], [7, 22, 23]]
-    assert batch.copies.tolist() == [[9, 22]]
+    assert batch.copies == [(9, 22)]
     # Nodes 4, 5, 6 stand at 7, 8, 9: the first in the partial block, the others in the next.
     assert copies_back(placed, 4, table[0], 4, 20) == [(22, 9)]
     assert copies_back(placed, 5, table[0], 4, 20) == [(22, 9), (23, 5)]
@@ -231,7 +231,7 @@ def test_batch_without_trees_is_left_as_it_is() -> None:
     assert batch.block_table.tolist() == table.tolist()
     assert batch.key_rows.tolist() == [0, 1, 2, 3]
     assert batch.key_slots.tolist() == [14, 15, 16, 25]
-    assert batch.copies.shape == (0, 2)
+    assert batch.copies == []
 
 
 @given(st.integers(0, 40), st.integers(0, 20), st.integers(1, 9))
@@ -285,7 +285,13 @@ def test_only_primaries_and_chunks_are_written_to_the_schedulers_blocks(batch: B
         for number, request in enumerate(batch.requests)
         for token in range(1 + request.tree.tree.primary_size if request.tree else request.count)
     }
-    assert all(block >= batch.scratch_base for block in branches.copies[:, 1].tolist())
+    assert all(block >= batch.scratch_base for _, block in branches.copies)
+
+
+@given(batches())
+def test_no_block_is_copied_from_and_to(batch: Batch) -> None:
+    copies = batch.expand().copies
+    assert not {source for source, _ in copies} & {destination for _, destination in copies}
 
 
 @given(batches(), st.data())
@@ -303,7 +309,8 @@ def test_accepted_keys_are_in_the_requests_own_blocks_after_the_step(
             winner = data.draw(st.sampled_from(acceptable))
             copies += copies_back(request.tree, winner, table, batch.block_size, batch.scratch_base)
         winners.append(winner)
-    assert all(destination < batch.scratch_base for _, destination in copies)
+    # No block is both source and destination.
+    assert all(destination < batch.scratch_base <= source for source, destination in copies)
     cache = batch.copied(cache, copies)
     for number, request in enumerate(batch.requests):
         expected = request.visible(number, winners[number])

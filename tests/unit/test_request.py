@@ -46,3 +46,20 @@ def test_request_may_lower_sizes() -> None:
 def test_bad_values_are_named_with_key_and_range(value: object, expected: str) -> None:
     with pytest.raises(LookaheadConfigError, match=expected):
         config_of_request(ENGINE, {"lookahead": value})
+
+
+@pytest.mark.parametrize(
+    ("key", "largest"), [("window_size", 7), ("ngram_size", 5), ("verification_set_size", 8)]
+)
+def test_request_may_ask_for_as_much_as_automatic_sizes_may_get(key: str, largest: int) -> None:
+    engine = LookaheadConfig()
+    own = config_of_request(engine, {"lookahead": {key: largest}})
+    assert own == LookaheadConfig.from_mapping({key: largest})
+    with pytest.raises(LookaheadConfigError, match=f"{key} .* to {largest}, the engine's"):
+        config_of_request(engine, {"lookahead": {key: largest + 1}})
+
+
+def test_request_leaves_the_other_sizes_automatic() -> None:
+    own = config_of_request(LookaheadConfig(), {"lookahead": {"window_size": 0}})
+    assert own is not None
+    assert own == LookaheadConfig(window_size=0)

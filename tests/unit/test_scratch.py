@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from vllm_lookahead.config import LookaheadConfig
-from vllm_lookahead.engine.scratch import ScratchSize, copy_blocks, with_extra_blocks
+from vllm_lookahead.engine.scratch import CacheBlocks, ScratchSize, with_extra_blocks
 
 OLD, EXTRA = 6, 5
 
@@ -231,30 +231,53 @@ def test_scheduler_and_scratch_blocks_together_fit_the_memory(
 # Copying
 
 
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_blocks_are_copied_in_every_layer(as_tensor: bool) -> None:
+def test_blocks_are_copied_in_every_layer() -> None:
     caches = [torch.arange(12.0).reshape(4, 3), 100 + torch.arange(8.0).reshape(4, 2, 1)]
-    copies = [(0, 2), (0, 3)]
-    copy_blocks(caches, torch.tensor(copies) if as_tensor else copies)
+    CacheBlocks(caches).copy([(0, 2), (0, 3)])
     assert caches[0].tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [0, 1, 2]]
     assert caches[1].flatten().tolist() == [100, 101, 102, 103, 100, 101, 100, 101]
 
 
-def test_all_sources_are_read_before_any_block_is_written() -> None:
-    cache = torch.tensor([[1], [2], [3]])
-    copy_blocks([cache], [(0, 1), (1, 2), (2, 0)])
-    assert cache.tolist() == [[3], [1], [2]]
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 1, 2, 1]])
+@pytest.mark.parametrize("blocks_first", [False, True])
+def test_blocks_of_layers_in_one_memory_are_copied_in_any_order_of_the_layers(
+    order: list[int], blocks_first: bool
+) -> None:
+    # Three layers with four blocks of two; a layer may share another one's cache.
+    memory = torch.arange(24)
+    layers = memory.view(4, 3, 2).transpose(0, 1) if blocks_first else memory.view(3, 4, 2)
+    expected = layers.clone()
+    expected[:, 2] = expected[:, 0]
+    expected[:, 3] = expected[:, 1]
+    CacheBlocks([layers[layer] for layer in order]).copy([(0, 2), (1, 3)])
+    assert layers.tolist() == expected.tolist()
 
 
-def test_blocks_of_a_strided_cache_are_copied_in_place() -> None:
-    memory = torch.arange(12).reshape(2, 3, 2)
-    cache = memory.transpose(0, 1)
-    copy_blocks([cache], [(0, 2)])
-    assert memory.tolist() == [[[0, 1], [2, 3], [0, 1]], [[6, 7], [8, 9], [6, 7]]]
+def test_blocks_of_layers_that_lie_unevenly_in_one_memory_are_copied() -> None:
+    memory = torch.arange(14)
+    layers = [memory[start : start + 4].view(2, 2) for start in (0, 4, 10)]
+    CacheBlocks(layers).copy([(0, 1)])
+    assert [layer.flatten().tolist() for layer in layers] == [
+        [0, 1, 0, 1],
+        [4, 5, 4, 5],
+        [10, 11, 10, 11],
+    ]
+    assert memory[8:10].tolist() == [8, 9]
 
 
-@pytest.mark.parametrize("copies", [[], torch.empty((0, 2), dtype=torch.int64)])
-def test_no_copies_change_nothing(copies: list[tuple[int, int]] | torch.Tensor) -> None:
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_blocks_of_a_strided_cache_are_copied_in_place(num_layers: int) -> None:
+    memory = torch.arange(24).reshape(2, 2, 3, 2)
+    # A block is not contiguous: keys and values lie apart.
+    layers = [memory[layer].transpose(0, 1) for layer in range(num_layers)]
+    CacheBlocks(layers).copy([(0, 2)])
+    assert memory[0].tolist() == [[[0, 1], [2, 3], [0, 1]], [[6, 7], [8, 9], [6, 7]]]
+    second = [[[12, 13], [14, 15], [12, 13]], [[18, 19], [20, 21], [18, 19]]]
+    untouched = [[[12, 13], [14, 15], [16, 17]], [[18, 19], [20, 21], [22, 23]]]
+    assert memory[1].tolist() == (second if num_layers == 2 else untouched)
+
+
+def test_no_copies_change_nothing() -> None:
     cache = torch.tensor([[1], [2]])
-    copy_blocks([cache], copies)
+    CacheBlocks([cache]).copy([])
     assert cache.tolist() == [[1], [2]]

@@ -19,7 +19,9 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 
 from tests.trees import NO_LIMITS, lineage
 from vllm_lookahead.attention.branches import PlacedTree, expand
-from vllm_lookahead.core.tree import build_tree, linear_tree
+from vllm_lookahead.config import DEFAULT_SOURCES
+from vllm_lookahead.core.cost import FLAT, StepCost
+from vllm_lookahead.core.tree import TokenTree, build_tree, linear_tree
 from vllm_lookahead.engine.proposer import LookaheadProposer
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
@@ -31,7 +33,12 @@ PLENTY = StepLimits(max_tokens=1000, max_model_len=1000, scratch_blocks=1000, bl
 
 
 def make_proposer(**parameters: Any) -> LookaheadProposer:
-    parameters = {"window_size": 3, "ngram_size": 3, "verification_set_size": 2} | parameters
+    parameters = {
+        "window_size": 3,
+        "ngram_size": 3,
+        "verification_set_size": 2,
+        "sources": ("window", "output", "prompt"),
+    } | parameters
     config = SimpleNamespace(
         speculative_config=LookaheadSpeculativeConfig(
             method="custom_class", model="a.B", num_speculative_tokens=2, lookahead=parameters
@@ -49,6 +56,8 @@ class Step:
     running: dict[str, int] = field(default_factory=dict)
     """Computed tokens of the requests that were scheduled before."""
     feeds: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Of the decoding requests."""
     drafts: dict[str, list[int]] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
     new: list[str] = field(default_factory=list)
@@ -58,7 +67,8 @@ class Step:
     ) -> None:
         """Schedule a decoding request with the first ``granted`` tokens of its own draft."""
         self.proposer.start(req_id, text, len(text))
-        draft = self.proposer.draft(req_id)[:granted]
+        self.texts[req_id] = text
+        draft = self.proposer.draft([req_id])[req_id][:granted]
         self.running[req_id] = len(text) - 1 if computed < 0 else computed
         self.feeds[req_id] = 1 + len(draft)
         if draft:
@@ -108,7 +118,12 @@ class Step:
         )
 
     def plan(self, limits: StepLimits = PLENTY) -> StepPlan:
-        return plan_step(self.scheduled(), self.proposer, self.proposer.config, limits)
+        return plan_step(self.scheduled(), self.proposer, limits)
+
+
+def tree_of(plan: StepPlan, req_id: str) -> TokenTree:
+    placed = plan.trees.get(req_id)
+    return plan.linear[req_id] if placed is None else placed.tree
 
 
 @pytest.fixture
@@ -162,8 +177,19 @@ def test_only_the_decoding_requests_of_a_mixed_step_get_trees(step: Step) -> Non
     step.prefill("chunk", computed=4, feeds=8)
     step.decode("resumed")
     step.resumed.add("resumed")
-    step.decode("b", [5, 6])
-    assert list(step.plan().trees) == ["a", "b"]
+    step.decode("b", [1, 2, 4, 1, 5, 1])
+    step.decode("c", [5, 6])
+    plan = step.plan()
+    assert list(plan.trees) == ["a", "b"]
+    # Its new window is no more than its draft.
+    assert list(plan.linear) == ["c"]
+
+
+def test_window_that_is_no_more_than_the_draft_is_fed_with_its_leaves(step: Step) -> None:
+    step.decode("a", [7])
+    tree = step.plan().linear["a"]
+    assert tree.token_ids.tolist() == [7, 7, 7]
+    assert tree.window_leaves.tolist() == [0, 1, 2]
 
 
 # How large trees may be
@@ -174,8 +200,9 @@ def test_step_without_spare_rows_feeds_what_was_granted(step: Step) -> None:
     step.decode("b", granted=1)
     step.start("new", feeds=10)
     plan = step.plan(StepLimits(3 + 2 + 10, 1000, 1000, 16))
-    assert plan.trees["a"].tree.token_ids.tolist() == [1, 2, 4]
-    assert plan.trees["b"].tree.token_ids.tolist() == [1, 2]
+    assert plan.linear["a"].token_ids.tolist() == [1, 2, 4]
+    assert plan.linear["b"].token_ids.tolist() == [1, 2]
+    assert not plan.needs_branches
 
 
 def test_spare_rows_are_shared_evenly(step: Step) -> None:
@@ -184,13 +211,13 @@ def test_spare_rows_are_shared_evenly(step: Step) -> None:
         step.decode(req_id)
     # Each asks for root, 2, 4 and the other candidate's 3: one spare row each.
     plan = step.plan(StepLimits(3 * 3 + 2, 1000, 1000, 16))
-    assert [plan.trees[req_id].tree.size for req_id in "abc"] == [3, 4, 4]
+    assert [tree_of(plan, req_id).size for req_id in "abc"] == [3, 4, 4]
 
 
 def test_without_scratch_blocks_only_the_primary_is_fed(step: Step) -> None:
     step.decode("a")
     plan = step.plan(StepLimits(1000, 1000, 0, 16))
-    assert plan.trees["a"].tree.token_ids.tolist() == [1, 2, 4]
+    assert plan.linear["a"].token_ids.tolist() == [1, 2, 4]
     assert not plan.needs_branches
 
 
@@ -218,7 +245,7 @@ def test_branch_that_crosses_a_block_edge_takes_a_run_of_two_blocks(step: Step) 
 def test_nothing_stands_beyond_the_models_length(step: Step, left: int, depth: int) -> None:
     step.decode("a", granted=left - 1)
     # The root is the text's last token, at 6; positions up to 5 + left exist.
-    tree = step.plan(StepLimits(1000, 6 + left, 1000, 16)).trees["a"].tree
+    tree = tree_of(step.plan(StepLimits(1000, 6 + left, 1000, 16)), "a")
     assert tree.size <= left
     assert tree.depths.max() <= depth
 
@@ -242,7 +269,7 @@ def test_request_that_feeds_its_root_only_has_no_drafts_in_the_widened_step(step
     step.proposer = make_proposer(window_size=0)
     step.decode("a", [5, 6])
     plan = step.plan()
-    assert plan.trees["a"].tree.size == 1
+    assert plan.linear["a"].size == 1
     widened = plan.widen(step.scheduled())
     assert widened.num_scheduled_tokens == {"a": 1}
     assert "a" not in widened.scheduled_spec_decode_tokens
@@ -261,7 +288,7 @@ def test_widening_leaves_the_schedulers_output_unchanged(step: Step) -> None:
     step.decode("b", [5, 6])
     scheduled = step.scheduled()
     before = deepcopy(scheduled)
-    plan = plan_step(scheduled, step.proposer, step.proposer.config, PLENTY)
+    plan = plan_step(scheduled, step.proposer, PLENTY)
     assert plan.widen(scheduled).total_num_scheduled_tokens > before.total_num_scheduled_tokens
     assert scheduled == before
 
@@ -272,9 +299,106 @@ def test_step_without_trees_is_not_copied(step: Step) -> None:
     assert step.plan().widen(scheduled) is scheduled
 
 
-def test_linear_tree_needs_no_branches() -> None:
-    assert not StepPlan({"a": PlacedTree(linear_tree([1, 2]), 6, ())}).needs_branches
-    assert StepPlan({"a": PlacedTree(linear_tree([1, 2]), 6, (0,))}).needs_branches
+def test_root_with_no_draft_is_no_drafts_in_the_widened_step(step: Step) -> None:
+    step.decode("a", granted=0)
+    widened = StepPlan({"a": PlacedTree(linear_tree([], 1), 6, ())}).widen(step.scheduled())
+    assert widened.num_scheduled_tokens == {"a": 1}
+    assert "a" not in widened.scheduled_spec_decode_tokens
+
+
+def test_step_of_linear_trees_needs_no_branches_and_is_not_copied(step: Step) -> None:
+    step.proposer = make_proposer(window_size=0)
+    step.decode("a", [1, 2, 3, 1])
+    scheduled = step.scheduled()
+    plan = step.plan()
+    assert plan.linear["a"].token_ids.tolist() == [1, 2, 3]
+    assert not plan.trees
+    assert not plan.needs_branches
+    assert plan.widen(scheduled) is scheduled
+
+
+def test_plan_with_a_tree_beyond_the_draft_needs_branches(step: Step) -> None:
+    step.decode("a")
+    assert step.plan().needs_branches
+
+
+def test_plan_has_the_requests_that_decode_with_state(step: Step) -> None:
+    step.proposer = make_proposer(window_size=0)
+    step.start("new", feeds=5)
+    step.decode("a")
+    step.decode("b", [5, 6])
+    plan = step.plan()
+    assert (list(plan.trees), list(plan.linear)) == (["a"], ["b"])
+    assert plan.num_requests == 2
+    assert [plan.has(req_id) for req_id in ("a", "b", "new", "c")] == [True, True, False, False]
+
+
+# The controller
+
+
+def controlled(step: Step, **parameters: Any) -> Step:
+    """The step with a controller for which tokens cost nothing."""
+    step.proposer = make_proposer(**parameters)
+    step.proposer.use_cost(StepCost(FLAT, 1000))
+    assert step.proposer.controller is not None
+    return step
+
+
+def test_step_without_a_prompt_feeds_trees_under_a_controller_too(step: Step) -> None:
+    controlled(step).decode("a")
+    assert step.plan().trees["a"].tree.token_ids[:4].tolist() == [1, 2, 4, 3]
+
+
+@pytest.mark.parametrize("kind", ["new", "chunk"])
+def test_beside_a_prompt_no_more_is_fed_than_was_granted_under_a_controller(
+    step: Step, kind: str
+) -> None:
+    controlled(step).decode("a")
+    step.decode("b", granted=1)
+    step.decode("c", [5, 6], granted=0)
+    if kind == "new":
+        step.start("new", feeds=5)
+    else:
+        step.prefill("chunk", computed=4, feeds=8)
+    plan = step.plan()
+    assert not plan.needs_branches
+    drafts = {req_id: tree.token_ids.tolist() for req_id, tree in plan.linear.items()}
+    assert drafts == {"a": [1, 2, 4], "b": [1, 2], "c": [6]}
+
+
+def test_beside_a_prompt_trees_are_fed_without_a_controller(step: Step) -> None:
+    step.decode("a")
+    step.start("new", feeds=5)
+    assert step.plan().needs_branches
+
+
+def test_drafts_are_cut_where_further_tokens_are_not_worth_their_cost(step: Step) -> None:
+    # Ten steps a token: nothing is worth that.
+    step.proposer = make_proposer(window_size=0)
+    step.proposer.use_cost(StepCost([(1, 1.0), (2, 11.0)], 1000))
+    step.proposer.start("a", PROMPT, len(PROMPT))
+    assert step.proposer.draft(["a"]) == {"a": []}
+
+
+def test_drafts_of_a_batch_are_by_request_without_those_that_have_no_state(step: Step) -> None:
+    step.proposer.start("a", PROMPT, len(PROMPT))
+    step.proposer.start("b", [1, 7, 8, 1], 4)
+    assert step.proposer.draft(["a", "c", "b"]) == {"a": [2, 4], "b": [7, 8]}
+    assert step.proposer.draft([]) == {}
+
+
+def test_controller_that_is_switched_off_does_not_come_with_a_cost(step: Step) -> None:
+    step.proposer = make_proposer(controller=False)
+    step.proposer.use_cost(StepCost(FLAT, 1000))
+    assert step.proposer.controller is None
+
+
+def test_corrected_cost_replaces_the_one_before(step: Step) -> None:
+    controlled(step)
+    corrected = StepCost([(1, 1.0), (2, 11.0)], 1000)
+    step.proposer.use_cost(corrected)
+    assert step.proposer.controller is not None
+    assert step.proposer.controller.cost is corrected
 
 
 # Any step
@@ -306,8 +430,12 @@ def random_step(seed: int) -> tuple[Step, StepLimits]:
             window_size=random.randint(1, 4),
             ngram_size=random.randint(2, 4),
             verification_set_size=random.randint(0, 4),
+            draft_length=random.choice(["auto", 1, 6]),
+            sources=random.choice([("window", "output", "prompt"), DEFAULT_SOURCES]),
         )
     )
+    if random.random() < 0.3:
+        step.proposer.use_cost(StepCost(random.choice([FLAT, [(1, 1.0), (9, 2.0)]]), 1000))
     max_model_len = random.randint(20, 40)
     for index in range(random.randint(1, 4)):
         if random.random() < 0.2:
@@ -334,11 +462,24 @@ def steps() -> st.SearchStrategy[tuple[Step, StepLimits]]:
 def test_every_tree_starts_with_root_and_granted_draft(case: tuple[Step, StepLimits]) -> None:
     step, limits = case
     plan = step.plan(limits)
-    assert set(plan.trees) == set(step.running)
-    for req_id, placed in plan.trees.items():
+    assert {*plan.trees, *plan.linear} == set(step.running)
+    assert not {*plan.trees} & {*plan.linear}
+    for req_id in step.running:
+        tree = tree_of(plan, req_id)
         granted = step.drafts.get(req_id, [])
-        assert placed.tree.token_ids[1 : 1 + len(granted)].tolist() == granted
-        assert placed.tree.primary_size == len(granted)
+        assert tree.token_ids[0] == step.texts[req_id][-1]
+        assert tree.token_ids[1 : 1 + len(granted)].tolist() == granted
+        assert tree.primary_size == len(granted)
+
+
+@given(steps())
+def test_linear_are_the_trees_that_are_no_more_than_what_was_granted(
+    case: tuple[Step, StepLimits],
+) -> None:
+    step, limits = case
+    plan = step.plan(limits)
+    assert all(tree.size == step.feeds[req_id] for req_id, tree in plan.linear.items())
+    assert all(placed.tree.size > step.feeds[req_id] for req_id, placed in plan.trees.items())
 
 
 @given(steps())
@@ -357,10 +498,13 @@ def test_widened_step_fits_the_token_buffers(case: tuple[Step, StepLimits]) -> N
 @given(steps())
 def test_every_tree_fits_the_models_length(case: tuple[Step, StepLimits]) -> None:
     step, limits = case
-    for placed in step.plan(limits).trees.values():
-        deepest = max(len(lineage(placed.tree, node)) - 1 for node in range(placed.tree.size))
-        assert placed.root_position + deepest < limits.max_model_len
-        assert placed.root_position + placed.tree.size <= limits.max_model_len
+    plan = step.plan(limits)
+    for req_id, root in step.running.items():
+        tree = tree_of(plan, req_id)
+        assert req_id in plan.linear or plan.trees[req_id].root_position == root
+        deepest = max(len(lineage(tree, node)) - 1 for node in range(tree.size))
+        assert root + deepest < limits.max_model_len
+        assert root + tree.size <= limits.max_model_len
 
 
 @given(steps())

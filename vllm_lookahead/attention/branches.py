@@ -55,9 +55,9 @@ class BranchBatch:
     """[M] row of the model's key and value tensors to write ..."""
     key_slots: LongArray
     """[M] ... into this slot of the KV cache."""
-    copies: LongArray
-    """[C, 2] (source, destination) blocks to copy before the step: the request's partly filled
-    last block, once per scratch branch."""
+    copies: Sequence[tuple[int, int]]
+    """(source, destination) blocks to copy before the step: the request's partly filled last
+    block, once per scratch branch."""
 
 
 def blocks_touched(first: int, depth: int, block_size: int) -> int:
@@ -128,7 +128,7 @@ class _Layout:
             block_table=np.stack(self._tables),
             key_rows=np.concatenate(self._rows),
             key_slots=np.concatenate(self._slots),
-            copies=np.array(copies, dtype=np.int64).reshape(-1, 2),
+            copies=copies,
         )
 
 

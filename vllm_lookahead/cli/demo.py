@@ -12,6 +12,7 @@ from rich.table import Table
 from vllm_lookahead.cli.compare import Answer, Comparison, total
 from vllm_lookahead.cli.demo_model import default_directory, ensure_model
 from vllm_lookahead.cli.launch import run_engine
+from vllm_lookahead.config import AUTO
 
 PROMPTS = {
     "question": "What causes the seasons on Earth? Explain it in a few sentences.",
@@ -30,9 +31,6 @@ PROMPTS = {
     ),
 }
 EXACT_DTYPE = "float32"
-
-# On a CPU, where extra tokens of a step soon cost time, small trees are the fastest.
-CPU_SIZES = "2,3,2"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,15 +56,17 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--sizes",
         type=sizes,
-        default=CPU_SIZES,
+        default=AUTO,
         metavar="W,N,G",
-        help="window, n-gram and verification set size of lookahead (default: %(default)s)",
+        help="largest window, n-gram and verification set size of lookahead (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def sizes(text: str) -> dict[str, int]:
-    """argparse type: ``W,N,G`` as lookahead's parameters; their ranges are the engine's matter."""
+    """argparse type: ``W,N,G`` or ``auto`` as parameters, whose ranges are the engine's matter."""
+    if text == AUTO:
+        return {}
     window, ngram, verification = map(int, text.split(","))
     return {
         "window_size": window,

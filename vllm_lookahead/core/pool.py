@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 Ngram = tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    """What is known of a pooled n-gram beside its tokens."""
+
+    previous: int
+    """The token before the key, -1 if unknown."""
+    guessed: bool
+    """Whether it comes from the lookahead window rather than from the text."""
 
 
 class NgramPool:
@@ -25,14 +34,14 @@ class NgramPool:
         self._per_key = min(per_key, capacity)
         self._capacity = capacity
         self._size = 0
-        # The keys' order is that of their last insertion.
-        self._values: dict[int, list[Ngram]] = {}
+        # The order of keys, and of each key's values, is that of their last insertion.
+        self._values: dict[int, dict[Ngram, Entry]] = {}
 
     def __len__(self) -> int:
         """Number of n-grams held."""
         return self._size
 
-    def insert(self, key: int, value: Ngram) -> None:
+    def insert(self, key: int, value: Ngram, previous: int = -1, guessed: bool = False) -> None:
         """Put ``value`` first among those of ``key``; a repeated one moves up.
 
         Raises:
@@ -42,12 +51,14 @@ class NgramPool:
             raise ValueError(f"n-gram value has {len(value)} tokens, not {self._value_size}")
         values = self._values.pop(key, None)
         if values is None:
-            self._values[key] = [value]
+            values = {}
+        self._values[key] = values
+        if values.pop(value, None) is None:
             self._size += 1
-        else:
-            self._values[key] = values
-            if values[0] != value:
-                self._put_first(values, value)
+        values[value] = Entry(previous, guessed)
+        if len(values) > self._per_key:
+            del values[next(iter(values))]
+            self._size -= 1
         while self._size > self._capacity:
             oldest = next(iter(self._values))
             self._size -= len(self._values.pop(oldest))
@@ -64,17 +75,10 @@ class NgramPool:
         for end in range(max(first, size), last):
             value = tuple(tokens[end - size + 1 : end + 1])
             if vocab_size is None or max(value) < vocab_size:
-                self.insert(tokens[end - size], value)
+                previous = tokens[end - size - 1] if end > size else -1
+                self.insert(tokens[end - size], value, previous)
 
-    def lookup(self, key: int, limit: int) -> Iterable[Ngram]:
-        """Values of ``key``, newest first, at most ``limit``."""
-        return self._values.get(key, ())[:limit]
-
-    def _put_first(self, values: list[Ngram], value: Ngram) -> None:
-        if value in values:
-            values.remove(value)
-        elif len(values) == self._per_key:
-            values.pop()
-        else:
-            self._size += 1
-        values.insert(0, value)
+    def lookup(self, key: int) -> list[tuple[Ngram, Entry]]:
+        """Values of ``key``, newest first."""
+        values = self._values.get(key)
+        return list(reversed(values.items())) if values else []

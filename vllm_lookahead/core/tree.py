@@ -7,8 +7,9 @@ run of nodes behind the nodes that it shares with paths before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ class TokenTree:
     """[W]: the node whose output is column i of the window's new row."""
     acceptable: npt.NDArray[np.bool_]
     """[n]: whether the node may be accepted when the text arrives there."""
+    successors: Mapping[tuple[int, int], Sequence[int]]
+    """Children by (node, token); several only where the tree wasn't merged."""
 
     @property
     def size(self) -> int:
@@ -188,25 +191,51 @@ def _add_window(trie: _Trie, rows: Sequence[Sequence[int]], acceptable: bool) ->
 
 
 def _freeze(trie: _Trie, primary_size: int, leaves: list[int]) -> TokenTree:
-    order = np.array(trie.preorder(), dtype=np.int32)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order), dtype=np.int32)
-    parents = np.array(trie.parents, dtype=np.int32)[order]
-    parents[1:] = rank[parents[1:]]
-    depths = np.array(trie.depths, dtype=np.int32)[order]
-    acceptable = np.array(trie.acceptable, dtype=np.bool_)[order]
+    order = trie.preorder()
+    rank = [0] * len(order)
+    for new, old in enumerate(order):
+        rank[old] = new
+    tokens = [trie.tokens[old] for old in order]
+    parents = [-1, *(rank[trie.parents[old]] for old in order[1:])]
+    successors: dict[tuple[int, int], list[int]] = {}
+    for node in range(1, len(order)):
+        successors.setdefault((parents[node], tokens[node]), []).append(node)
+    depths = np.array([trie.depths[old] for old in order], dtype=np.int32)
+    acceptable = np.array([trie.acceptable[old] for old in order], dtype=np.bool_)
     return TokenTree(
-        token_ids=np.array(trie.tokens, dtype=np.int32)[order],
-        parents=parents,
+        token_ids=np.array(tokens, dtype=np.int32),
+        parents=np.array(parents, dtype=np.int32),
         depths=depths,
         primary_size=primary_size,
-        window_leaves=rank[np.array(leaves, dtype=np.intp)],
+        window_leaves=np.array([rank[leaf] for leaf in leaves], dtype=np.int32),
         # KV slots are allocated for the primary's length: nothing deeper can be kept.
         acceptable=acceptable & (depths <= primary_size),
+        successors=successors,
     )
 
 
 def linear_tree(drafts: Sequence[int], root: int = 0) -> TokenTree:
     """The tree of a root and one chain of draft tokens."""
     size = len(drafts)
-    return build_tree(root, drafts, max_nodes=1 + size, max_depth=size, max_branches=1)
+    parents, depths, acceptable = _linear_columns(size)
+    return TokenTree(
+        token_ids=np.array([root, *drafts], dtype=np.int32),
+        parents=parents,
+        depths=depths,
+        primary_size=size,
+        window_leaves=_NO_LEAVES,
+        acceptable=acceptable,
+        successors={(node, token): (node + 1,) for node, token in enumerate(drafts)},
+    )
+
+
+_NO_LEAVES = np.empty(0, dtype=np.int32)
+
+
+@cache
+def _linear_columns(size: int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    nodes = np.arange(size + 1, dtype=np.int32)
+    columns = (nodes - 1, nodes, np.ones(size + 1, dtype=np.bool_))
+    for column in columns:
+        column.flags.writeable = False
+    return columns

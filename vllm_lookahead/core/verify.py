@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from vllm_lookahead.core.tree import TokenTree
 
 
@@ -47,10 +45,14 @@ class Walk:
             raise RuntimeError("the walk is finished")
         self.tokens.append(token)
         tree = self.tree
-        hit = np.isin(tree.parents, self.nodes) & (tree.token_ids == token) & tree.acceptable
-        nodes = np.flatnonzero(hit)
-        if len(nodes):
-            self.nodes = nodes.tolist()
+        nodes = [
+            child
+            for node in self.nodes
+            for child in tree.successors.get((node, token), ())
+            if tree.acceptable[child]
+        ]
+        if nodes:
+            self.nodes = nodes
         else:
             self.finished = True
 

@@ -32,6 +32,11 @@ class LookaheadWindow:
         self.rows: list[list[int]] = [list(guesses)]
 
     @property
+    def size(self) -> int:
+        """Tokens that the window feeds beside the root, nothing merged."""
+        return len(self.rows) * self.width - 1
+
+    @property
     def is_full(self) -> bool:
         """Whether all N - 1 rows are there, so that steps yield n-grams."""
         return len(self.rows) == self._height

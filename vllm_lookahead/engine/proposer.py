@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from vllm.logger import init_logger
 
 from vllm_lookahead.config import LookaheadConfig
+from vllm_lookahead.core.acceptance import AcceptanceModel
+from vllm_lookahead.core.controller import EVERYTHING, Controller
+from vllm_lookahead.core.cost import StepCost
 from vllm_lookahead.core.sequence import SequenceState
+from vllm_lookahead.core.shared import SharedTexts
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.request import config_of_request
 
@@ -37,10 +43,28 @@ class LookaheadProposer:
         if not isinstance(speculative_config, LookaheadSpeculativeConfig):
             raise RuntimeError(WRONG_WAY_IN)
         self.config = LookaheadConfig.from_mapping(speculative_config.lookahead)
+        self.limits = self.config.largest
+        """The configuration with the largest sizes that a sequence may get."""
+        self.acceptance = AcceptanceModel()
+        self.controller: Controller | None = None
+        self._free_tokens: int | None = None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
+        self._shared: SharedTexts | None = None
+        if "shared" in self.config.sources:
+            self._shared = SharedTexts(self.config.shared_capacity)
+        self._shared_keys: dict[str, Hashable] = {}
         self._sequences: dict[str, SequenceState] = {}
         # Requests that decode plainly: they asked for it, or had a fault.
         self._plain: set[str] = set()
+
+    def use_cost(self, cost: StepCost) -> None:
+        """Take what steps cost: once before the first sequence, and as often as it is corrected."""
+        if self._free_tokens is None:
+            self._free_tokens = cost.free_tokens()
+        if self.config.controller:
+            if self.controller is None:
+                self.controller = Controller(cost)
+            self.controller.cost = cost
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
@@ -59,6 +83,7 @@ class LookaheadProposer:
         tokens: Sequence[int],
         prompt_size: int,
         params: SamplingParams | None = None,
+        shared_key: Hashable = None,
     ) -> None:
         """Make the state of a sequence (anew, if it has one), if its request wants lookahead.
 
@@ -68,6 +93,7 @@ class LookaheadProposer:
             prompt_size: as `SequenceState`.
             params: the request's; it decodes plainly if its ``extra_args`` say so (see
                 `config_of_request`) or if it has a thinking budget, which vLLM counts by steps.
+            shared_key: only with sequences of the same key are texts shared.
         """
         if req_id in self._plain:
             return
@@ -78,7 +104,15 @@ class LookaheadProposer:
             if config is None or (params and params.thinking_token_budget is not None):
                 self._plain.add(req_id)
                 return
-            self._sequences[req_id] = SequenceState(config, tokens, prompt_size, self._vocab_size)
+            if self.controller is not None and self._free_tokens is not None:
+                config = config.sized(self._free_tokens)
+            find_shared = None
+            if self._shared is not None:
+                self._shared_keys[req_id] = shared_key
+                find_shared = partial(self._shared.find, shared_key)
+            self._sequences[req_id] = SequenceState(
+                config, tokens, prompt_size, self._vocab_size, self.acceptance, find_shared
+            )
 
     def is_plain(self, req_id: str) -> bool:
         """Whether the request decodes plainly until its end."""
@@ -88,23 +122,51 @@ class LookaheadProposer:
         """The sequence's state; None before `start`, after `release`, and after a fault."""
         return self._sequences.get(req_id)
 
-    def draft(self, req_id: str) -> list[int]:
-        """Draft tokens for the request's next step, [] where there is nothing to propose."""
-        state = self._sequences.get(req_id)
-        if state is not None:
+    def draft(self, req_ids: Sequence[str]) -> dict[str, list[int]]:
+        """Draft tokens for the next step of the batch's sequences.
+
+        Returns:
+            By request, nothing for those that have nothing to propose.
+        """
+        price = floor = 0.0
+        if self.controller is not None:
+            price, floor = self.controller.branch_price, self.controller.floor
+        values: list[float] = []
+        gathered = []
+        for req_id in req_ids:
+            state = self._sequences.get(req_id)
+            if state is not None:
+                with self._contain(req_id):
+                    values += state.gather(price, floor)
+                    gathered.append((req_id, state))
+        cutoff, explorer = EVERYTHING, None
+        if self.controller is not None:
+            cutoff = self.controller.cutoff(np.array(values), len(req_ids))
+            explorer = self.controller.explorer(len(gathered))
+        drafts = {}
+        for index, (req_id, state) in enumerate(gathered):
             with self._contain(req_id):
+                draft = state.select(cutoff, explore=index == explorer)
                 # A request's own sizes may make it longer than what the scheduler expects.
-                return state.propose()[: self.config.num_draft_tokens]
-        return []
+                drafts[req_id] = draft[: self.limits.num_draft_tokens]
+        return drafts
 
     def candidates(self, req_id: str) -> list[list[int]]:
         """The candidates behind the request's last draft, best first."""
         state = self._sequences.get(req_id)
         return [] if state is None else state.candidates
 
+    def finish(self, req_id: str) -> None:
+        """Forget a sequence, but for its text if texts are shared."""
+        state = self._sequences.get(req_id)
+        if self._shared is not None and state is not None:
+            self._shared.add(self._shared_keys[req_id], state.tokens)
+        self.release(req_id)
+
     def release(self, req_id: str) -> None:
         """Forget a sequence; unknown ones are fine (a request may end before it starts)."""
         self._sequences.pop(req_id, None)
+        self._shared_keys.pop(req_id, None)
         self._plain.discard(req_id)
 
     @contextmanager
@@ -116,6 +178,11 @@ class LookaheadProposer:
             logger.exception("Lookahead failed for request %s, which goes on plainly.", req_id)
             self._sequences.pop(req_id, None)
             self._plain.add(req_id)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of finished requests that are held."""
+        return 0 if self._shared is None else len(self._shared)
 
     @property
     def num_sequences(self) -> int:

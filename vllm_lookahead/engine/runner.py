@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,10 +12,12 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-from vllm_lookahead.attention.branches import BranchBatch, PlacedTree, copies_back, expand
+from vllm_lookahead.attention.branches import BranchBatch, PlacedTree
+from vllm_lookahead.core.cost import FLAT, Points, StepCost
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk
 from vllm_lookahead.engine.grammar import (
@@ -33,12 +36,15 @@ from vllm_lookahead.engine.sampler import (
     walk_in_rounds,
     without_custom_processors,
 )
+from vllm_lookahead.engine.scheduler import SaltedSchedulerOutput
 from vllm_lookahead.engine.scratch import (
+    CacheBlocks,
     ScratchSize,
-    copy_blocks,
     with_extra_blocks,
 )
+from vllm_lookahead.engine.scratch_cache import ScratchCache
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
+from vllm_lookahead.engine.step_cost import Broadcast, StepClock, measured_points
 
 
 class LookaheadCPUModelRunner(CPUModelRunner):
@@ -54,6 +60,10 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             vllm_config.model_config.logits_processors
         )
         self.stats = LookaheadStats()
+        self.step_cost_points: Points = []
+        """The cost curve in use, (tokens, seconds)."""
+        self._clock: StepClock | None = None
+        self._cache_salts: dict[str, str | None] = {}
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN
         self._scheduled: SchedulerOutput | None = None
@@ -70,7 +80,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def scratch_size(self) -> ScratchSize:
         """Scratch blocks that the configuration asks for."""
         return ScratchSize.of(
-            self.drafter.config, self.get_kv_cache_spec().values(), self.max_num_reqs
+            self.drafter.limits, self.get_kv_cache_spec().values(), self.max_num_reqs
         )
 
     def initialize_kv_cache(
@@ -83,10 +93,6 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         num_blocks = self.scratch_size().num_blocks(
             kv_cache_config.num_blocks, len(groups), self.drafter.config.scratch_fraction
         )
-        # Groups overlay the same memory, so each has its own ids.
-        self._scratch_bases = [
-            kv_cache_config.num_blocks + gid * num_blocks for gid in range(len(groups))
-        ]
         self._limits = StepLimits(
             max_tokens=self.max_num_tokens,
             max_model_len=self.max_model_len,
@@ -102,25 +108,31 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self.input_batch.thinking_budget_state_holder = plain_thinking_budgets(
             self.vllm_config, self.device
         )
-        self._group_caches = [
-            self._distinct_caches(group.layer_names)
-            for group in self.kv_cache_config.kv_cache_groups
-        ]
-
-    def _distinct_caches(self, layer_names: list[str]) -> list[torch.Tensor]:
-        # Layers that share another one's cache must not copy it again.
         context = self.compilation_config.static_forward_context
-        caches = [context[name].kv_cache for name in layer_names]
-        return list({cache.data_ptr(): cache for cache in caches}.values())
+        self._scratch = ScratchCache(
+            [kv_cache_config.num_blocks + gid * num_blocks for gid in range(len(groups))],
+            [
+                CacheBlocks([context[name].kv_cache for name in group.layer_names])
+                for group in self.kv_cache_config.kv_cache_groups
+            ],
+        )
 
     # ---- plan and widen ----------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         for req_id in scheduler_output.preempted_req_ids or ():
             self.drafter.release(req_id)
+        if isinstance(scheduler_output, SaltedSchedulerOutput):
+            self._cache_salts.update(scheduler_output.cache_salts)
         self._scheduled = scheduler_output
-        self._plan = plan_step(scheduler_output, self.drafter, self.drafter.config, self._limits)
-        return super().execute_model(self._plan.widen(scheduler_output), *args, **kwargs)
+        self._plan = plan_step(scheduler_output, self.drafter, self._limits)
+        widened = self._plan.widen(scheduler_output)
+        if self._clock is not None:
+            is_comparable = self._plan.num_requests == len(scheduler_output.num_scheduled_tokens)
+            tokens = widened.total_num_scheduled_tokens if is_comparable else 0
+            if self._clock.begin_step(tokens):
+                self._use_cost(self._clock.points)
+        return super().execute_model(widened, *args, **kwargs)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         # Request state, the block table and the token buffers know the primary candidate only.
@@ -129,12 +141,15 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
     def _on_request_state_removed(self, req_id: str, req_state: CachedRequestState | None) -> None:
         super()._on_request_state_removed(req_id, req_state)
-        self.drafter.release(req_id)
+        self.drafter.finish(req_id)
+        self._cache_salts.pop(req_id, None)
 
     def _prepare_inputs(
         self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
     ) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        if not self._plan.trees:
+            return prepared
         starts = self.query_start_loc.np
         for index, placed in enumerate(self._placed_trees()):
             if placed is None:
@@ -150,6 +165,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         # Text has one position in all dimensions. Called by `_prepare_inputs`, and once more
         # where videos are pruned.
         super()._calc_mrope_positions(scheduler_output)
+        if not self._plan.trees:
+            return
         row = 0
         for req_id, placed in zip(self.input_batch.req_ids, self._placed_trees(), strict=True):
             if placed is not None:
@@ -158,8 +175,46 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 self.mrope_positions.np[:, columns] = placed.positions + delta
             row += scheduler_output.num_scheduled_tokens[req_id]
 
+    def _calc_spec_decode_metadata(
+        self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
+    ) -> SpecDecodeMetadata:
+        # What vLLM's rejection sampler would want beside the rows isn't made.
+        rows_per_request = num_draft_tokens + 1
+        total = int(rows_per_request.sum())
+        rows = np.arange(total, dtype=np.int32)
+        if total != cu_num_scheduled_tokens[-1]:
+            ends = np.cumsum(rows_per_request)
+            rows += np.repeat(cu_num_scheduled_tokens - ends, rows_per_request).astype(np.int32)
+        none = torch.empty(0, dtype=torch.int32)
+        return SpecDecodeMetadata(
+            draft_token_ids=none,
+            num_draft_tokens=num_draft_tokens.tolist(),
+            cu_num_draft_tokens=none,
+            cu_num_sampled_tokens=none,
+            target_logits_indices=none,
+            bonus_logits_indices=none,
+            logits_indices=torch.from_numpy(rows),
+        )
+
     def _placed_trees(self) -> list[PlacedTree | None]:
         return [self._plan.trees.get(req_id) for req_id in self.input_batch.req_ids]
+
+    # ---- what steps cost ---------------------------------------------------------------------
+
+    def set_step_cost(self, broadcast: Broadcast, is_first: bool) -> None:
+        """Give the controller its cost curve; arguments as in `measured_points`."""
+        config = self.drafter.config
+        if config.step_cost != "measured" or not config.controller:
+            given = config.step_cost
+            points = list(FLAT if isinstance(given, str) else given)
+        else:
+            points = measured_points(self, broadcast, is_first)
+            self._clock = StepClock(points, broadcast)
+        self._use_cost(points)
+
+    def _use_cost(self, points: Sequence[tuple[int, float]]) -> None:
+        self.step_cost_points = [(count, round(cost, 6)) for count, cost in points]
+        self.drafter.use_cost(StepCost(points, self.max_num_tokens))
 
     # ---- feed --------------------------------------------------------------------------------
 
@@ -175,29 +230,17 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         return super()._build_attention_metadata(num_reqs=num_reqs, **kwargs)
 
     def _expand(self, num_reqs: int) -> list[BranchBatch]:
-        num_tokens = np.diff(self.query_start_loc.np[: num_reqs + 1]).tolist()
-        num_cached = self.input_batch.num_computed_tokens_cpu[:num_reqs].tolist()
-        trees = self._placed_trees()
-        batches = []
-        for gid, scratch_base in enumerate(self._scratch_bases):
-            table = self.input_batch.block_table[gid]
-            batches.append(
-                expand(
-                    num_tokens,
-                    num_cached,
-                    trees,
-                    table.get_numpy_array()[:num_reqs],
-                    table.block_size,
-                    scratch_base,
-                )
-            )
-        return batches
+        return self._scratch.expand(
+            self.input_batch.block_table.block_tables,
+            np.diff(self.query_start_loc.np[: num_reqs + 1]).tolist(),
+            self.input_batch.num_computed_tokens_cpu[:num_reqs].tolist(),
+            self._placed_trees(),
+        )
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         branches, self._branches = self._branches, []
         if branches:
-            for caches, batch in zip(self._group_caches, branches, strict=True):
-                copy_blocks(caches, torch.from_numpy(batch.copies))
+            self._scratch.fill(branches)
         return super()._model_forward(*args, **kwargs)
 
     # ---- walk and keep -----------------------------------------------------------------------
@@ -241,6 +284,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         placed = self._plan.trees.get(req_id)
         if placed is not None:
             tree = placed.tree
+        elif req_id in self._plan.linear:
+            tree = self._plan.linear[req_id]
         else:
             # A request that is new or resumed, with the scheduler's placeholder drafts or none.
             assert self._scheduled is not None
@@ -249,19 +294,13 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         return tree if limit is None else tree.accepting_primary(limit)
 
     def _keep_accepted(self) -> None:
-        placed_trees = self._placed_trees()
-        for gid, scratch_base in enumerate(self._scratch_bases):
-            table = self.input_batch.block_table[gid]
-            copies: list[tuple[int, int]] = []
-            for index, (walk, placed) in enumerate(zip(self._walks, placed_trees, strict=True)):
-                if placed is not None:
-                    row = table.get_numpy_array()[index]
-                    copies += copies_back(placed, walk.node, row, table.block_size, scratch_base)
-            copy_blocks(self._group_caches[gid], copies)
-        for walk, placed in zip(self._walks, placed_trees, strict=True):
-            if placed is not None:
-                off_primary = walk.node > placed.tree.primary_size
-                self.stats.observe(len(walk.tokens), placed.tree.size, off_primary)
+        if self._plan.trees:
+            tables = self.input_batch.block_table.block_tables
+            self._scratch.keep_accepted(tables, self._walks, self._placed_trees())
+        for req_id, walk in zip(self.input_batch.req_ids, self._walks, strict=True):
+            if self._plan.has(req_id):
+                off_primary = walk.node > walk.tree.primary_size
+                self.stats.observe(len(walk.tokens), walk.tree.size, off_primary)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # Requests whose token is dropped drew nothing, so there is no draw to take back (which
@@ -283,32 +322,38 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def propose_draft_token_ids(
         self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
-        placed_trees = self._placed_trees()
-        drafts: list[list[int]] = []
+        drafting = []
         for index, req_id in enumerate(self.input_batch.req_ids):
-            if not sampled_token_ids[index] or self.drafter.is_plain(req_id):
-                drafts.append([])
-                continue
-            length = int(self.input_batch.num_tokens_no_spec[index])
-            state = self.drafter.get(req_id)
-            if state is not None and placed_trees[index] is not None:
-                walk = self._walks[index]
-                leaves = self._first_rows[index] + walk.tree.window_leaves
-                state.commit(walk, self._argmax[leaves])
-                if state.num_tokens != length:
-                    raise RuntimeError(
-                        f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
-                    )
-            else:
-                params = self.requests[req_id].sampling_params
-                self.drafter.start(
-                    req_id,
-                    self.input_batch.token_ids_cpu[index, :length].tolist(),
-                    int(self.input_batch.num_prompt_tokens[index]),
-                    params,
-                )
-            drafts.append(self.drafter.draft(req_id))
-        return drafts
+            if sampled_token_ids[index] and not self.drafter.is_plain(req_id):
+                self._commit(index, req_id)
+                drafting.append(req_id)
+        drafts = self.drafter.draft(drafting)
+        return [drafts.get(req_id, []) for req_id in self.input_batch.req_ids]
+
+    def _commit(self, index: int, req_id: str) -> None:
+        length = int(self.input_batch.num_tokens_no_spec[index])
+        state = self.drafter.get(req_id)
+        if state is None or not self._plan.has(req_id):
+            self.drafter.start(
+                req_id,
+                self.input_batch.token_ids_cpu[index, :length].tolist(),
+                int(self.input_batch.num_prompt_tokens[index]),
+                self.requests[req_id].sampling_params,
+                self._shared_key(req_id),
+            )
+            return
+        walk = self._walks[index]
+        leaves = self._first_rows[index] + walk.tree.window_leaves
+        state.commit(walk, self._argmax[leaves])
+        if state.num_tokens != length:
+            raise RuntimeError(
+                f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
+            )
+
+    def _shared_key(self, req_id: str) -> tuple[str | None, str | None]:
+        # What keeps requests apart in vLLM's prefix cache keeps them apart here.
+        lora = self.requests[req_id].lora_request
+        return None if lora is None else lora.lora_name, self._cache_salts.get(req_id)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         drafts = super().take_draft_token_ids()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -93,12 +94,38 @@ def with_extra_blocks(config: KVCacheConfig, extra: int) -> KVCacheConfig:
     return replace(config, num_blocks=new, kv_cache_tensors=tensors)
 
 
-def copy_blocks(
-    kv_caches: Sequence[torch.Tensor], copies: Sequence[tuple[int, int]] | torch.Tensor
-) -> None:
-    """Copy whole blocks, (source, destination) each, in every layer's [num_blocks, ...] cache."""
-    if len(copies) == 0:
-        return
-    source, destination = torch.as_tensor(copies, dtype=torch.int64).unbind(1)
-    for cache in kv_caches:
-        cache.index_copy_(0, destination, cache.index_select(0, source))
+class CacheBlocks:
+    """Blocks of one KV cache group, each with its content in every layer."""
+
+    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
+        """
+        Args:
+            caches: [num_blocks, ...] per layer; layers that share another one's are left out.
+        """
+        distinct = [cache for _, cache in sorted({c.data_ptr(): c for c in caches}.items())]
+        self._views = _all_layers(distinct) or [cache[None] for cache in distinct]
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each; no block is both."""
+        for view in self._views:
+            for source, destination in copies:
+                view[:, destination].copy_(view[:, source])
+
+
+def _all_layers(caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One [num_layers, num_blocks, block] view of all caches if they lie evenly in one storage."""
+    first = caches[0]
+    offsets = [cache.storage_offset() for cache in caches]
+    steps = {right - left for left, right in pairwise(offsets)}
+    alike = all(
+        cache.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and cache.shape == first.shape
+        and cache.stride() == first.stride()
+        and cache[0].is_contiguous()
+        for cache in caches
+    )
+    if len(steps) != 1 or not alike:
+        return []
+    size = (len(caches), first.shape[0], first[0].numel())
+    stride = (steps.pop(), first.stride(0), 1)
+    return [first.as_strided(size, stride, offsets[0])]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vllm_lookahead.attention.branches import PlacedTree, blocks_touched
-from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.sequence import SequenceState
-from vllm_lookahead.core.tree import TokenTree
+from vllm_lookahead.core.tree import TokenTree, linear_tree
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -22,11 +21,23 @@ class StepPlan:
     """The trees of one step, by request id."""
 
     trees: Mapping[str, PlacedTree]
+    """Trees that are more than the draft that vLLM scheduled."""
+    linear: Mapping[str, TokenTree] = field(default_factory=dict)
+    """Trees that are just that: they need nothing but verification."""
 
     @property
     def needs_branches(self) -> bool:
         """Whether any tree is more than the linear draft that vLLM handles by itself."""
-        return any(placed.scratch for placed in self.trees.values())
+        return bool(self.trees)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that decode in this step, each with its own state."""
+        return len(self.trees) + len(self.linear)
+
+    def has(self, req_id: str) -> bool:
+        """Whether the request decodes in this step, with its own state."""
+        return req_id in self.trees or req_id in self.linear
 
     def widen(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         """A copy of ``scheduled`` in which every planned request feeds its whole tree."""
@@ -66,7 +77,6 @@ EMPTY_PLAN = StepPlan({})
 def plan_step(
     scheduled: SchedulerOutput,
     proposer: LookaheadProposer,
-    config: LookaheadConfig,
     limits: StepLimits,
 ) -> StepPlan:
     """Plan a tree for every request that decodes in this step.
@@ -75,31 +85,52 @@ def plan_step(
     and scratch blocks that are left over are shared out evenly, in the order of the batch.
     """
     decoding = _decoding(scheduled, proposer)
+    if not decoding:
+        return EMPTY_PLAN
+    prefills = scheduled.total_num_scheduled_tokens - sum(
+        scheduled.num_scheduled_tokens[req_id] for req_id, _ in decoding
+    )
+    if prefills and proposer.controller is not None:
+        # Beside a prompt no token is free. What was granted is fed.
+        return StepPlan(
+            {}, {req_id: _granted_tree(scheduled, req_id, state) for req_id, state in decoding}
+        )
     spare_rows = limits.max_tokens - scheduled.total_num_scheduled_tokens
     next_block = 0
     trees: dict[str, PlacedTree] = {}
+    linear: dict[str, TokenTree] = {}
     for index, (req_id, state) in enumerate(decoding):
         waiting = len(decoding) - index
         granted = scheduled.scheduled_spec_decode_tokens.get(req_id, ())
+        if state.is_linear:
+            linear[req_id] = _granted_tree(scheduled, req_id, state)
+            continue
         root = state.num_tokens - 1
         # `_prepare_inputs` reads the token buffer at consecutive positions before the tree is
         # put in its place, so also the number of nodes must fit what is left of the length.
         left = limits.max_model_len - root
-        longest = blocks_touched(root, config.max_depth, limits.block_size)
+        longest = blocks_touched(root, proposer.limits.max_depth, limits.block_size)
         affordable = (limits.scratch_blocks - next_block) // waiting // longest
         tree = state.plan(
             granted,
             max_nodes=max(1 + len(granted), min(left, 1 + len(granted) + spare_rows // waiting)),
             max_depth=left - 1,
-            max_branches=1 + min(affordable, config.max_branches - 1),
+            max_branches=1 + min(affordable, proposer.limits.max_branches - 1),
         )
+        if tree.size == 1 + len(granted):
+            linear[req_id] = tree
+            continue
         runs = []
         for size in _branch_blocks(tree, root, limits.block_size):
             runs.append(next_block)
             next_block += size
         trees[req_id] = PlacedTree(tree, root, tuple(runs))
         spare_rows -= tree.size - 1 - len(granted)
-    return StepPlan(trees) if trees else EMPTY_PLAN
+    return StepPlan(trees, linear)
+
+
+def _granted_tree(scheduled: SchedulerOutput, req_id: str, state: SequenceState) -> TokenTree:
+    return linear_tree(scheduled.scheduled_spec_decode_tokens.get(req_id, ()), state.root)
 
 
 def _branch_blocks(tree: TokenTree, root: int, block_size: int) -> list[int]:

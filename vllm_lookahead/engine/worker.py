@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from vllm.config import get_layers_from_vllm_config
+from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_lookahead.attention.cpu_attn import BranchedCPUAttentionBackend
 from vllm_lookahead.engine.runner import LookaheadCPUModelRunner
@@ -65,10 +68,20 @@ class LookaheadCPUWorker(CPUWorker):
         )
         return available - reserved
 
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        runner = self.model_runner
+        if len(runner.kv_caches):
+            group = get_tp_group()
+            runner.set_step_cost(partial(group.broadcast_object, src=0), group.is_first_rank)
+        # Comes last: it resets the random state.
+        return super().compile_or_warm_up_model()
+
     def lookahead_stats(self) -> dict[str, Any]:
         """Counters of `LookaheadStats`, and what the sequences hold now."""
         drafter = self.model_runner.drafter
         return self.model_runner.stats.to_json() | {
             "sequences": drafter.num_sequences,
             "pool_ngrams": drafter.pool_ngrams,
+            "shared_tokens": drafter.shared_tokens,
+            "step_cost": self.model_runner.step_cost_points,
         }

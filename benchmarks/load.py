@@ -1,0 +1,183 @@
+"""Throughput over plain vLLM's as the number of concurrent requests grows.
+
+A closed batch of so many unseen prompts is sent at once; every engine answers it once, greedily,
+and plain vLLM twice: the second pass over the first is the noise of a ratio. A ratio is the tokens
+per second of a method, from adding the batch to its last token, over plain vLLM's first pass, from
+sums over the repeats; behind it stand the lowest and the highest ratio of a single batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from benchmarks.engine_process import Reply, Request
+from benchmarks.interleaved import HeldEngine, held_engines, rotated
+from benchmarks.methods import (
+    PLAIN,
+    PromptEncoder,
+    add_method_arguments,
+    engine_options,
+    model_path,
+    speculative_configs,
+    speed_parser,
+)
+from benchmarks.prompts import load
+from benchmarks.ratios import Timing, rate
+from benchmarks.report import Table, add_output_argument, machine, wide_console, write
+from vllm_lookahead.cli.demo import positive
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AGAIN = "plain again"
+"""Plain vLLM's second pass."""
+SETS = (("mt_bench", 0), ("spec_bench", 0), ("gsm8k", 0), ("humaneval", 0), ("mt_bench", 1))
+"""(prompt set, turn)"""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """How one engine answered one batch."""
+
+    engine: str
+    concurrency: int
+    repeat: int
+    reply: Reply
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(self.reply.num_tokens, self.reply.seconds)
+
+
+def main() -> None:
+    parser = speed_parser(__doc__)
+    add_method_arguments(parser)
+    parser.add_argument(
+        "--concurrency", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="C"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=3, help="batches of each size (default: %(default)s)"
+    )
+    add_output_argument(parser)
+    args = parser.parse_args()
+    console = wide_console()
+    encoder = PromptEncoder(model_path(args))
+    prompts = shuffled_prompts(args.data, encoder)
+    needed = args.repeats * sum(args.concurrency)
+    if needed > len(prompts):
+        parser.error(
+            f"{needed} prompts are needed and the sets have {len(prompts)}: "
+            "lower --repeats or --concurrency"
+        )
+    configs = speculative_configs(args, console)
+    most = max(args.concurrency)
+    options = {
+        name: engine_options(args, config, max_num_seqs=most) for name, config in configs.items()
+    }
+    before = machine()
+    with held_engines(options, encoder.warm_up(most), console) as engines:
+        batches = measure(engines, prompts, args, console)
+    table = make_table(args, batches)
+    table.show(console)
+    if args.output:
+        data = {
+            "machine": before,
+            "max_tokens": args.max_tokens,
+            "engines": options,
+            "batches": [asdict(one) for one in batches],
+        }
+        write(args.output, "load", data, table, lambda axes: draw(axes, batches))
+
+
+def shuffled_prompts(data: Path, encoder: PromptEncoder) -> list[list[int]]:
+    """All prompts as token ids, the sets mixed alike in small and large batches."""
+    conversations = [one for name, turn in SETS for one in load(data, name, turn=turn)]
+    random.Random(SEED).shuffle(conversations)
+    return [encoder.chat(one) for one in conversations]
+
+
+def measure(
+    engines: Mapping[str, HeldEngine],
+    prompts: Sequence[list[int]],
+    args: argparse.Namespace,
+    console: Console,
+) -> list[Batch]:
+    unseen = iter(prompts)
+    batches: list[Batch] = []
+    passes = [*engines, AGAIN]
+    for repeat in range(args.repeats):
+        for turn, concurrency in enumerate(args.concurrency):
+            request = Request([next(unseen) for _ in range(concurrency)], args.max_tokens)
+            for name in rotated(passes, repeat * len(args.concurrency) + turn):
+                reply = engines[PLAIN if name == AGAIN else name].ask(request)
+                batches.append(Batch(name, concurrency, repeat, reply))
+            parts = batches[-len(passes) :]
+            rates = ", ".join(f"{one.engine} {rate([one.timing]):.1f}" for one in parts)
+            console.print(
+                f"repeat {repeat + 1}, {concurrency} at once, tokens/s: {rates}",
+                markup=False,
+                highlight=False,
+            )
+    return batches
+
+
+def ratios(batches: Sequence[Batch], engine: str, concurrency: int) -> list[float]:
+    """The engine's rate over plain vLLM's: from sums over the repeats, lowest and highest."""
+    own, plain = (
+        [one.timing for one in batches if (one.engine, one.concurrency) == (name, concurrency)]
+        for name in (engine, PLAIN)
+    )
+    # Engines take the batches of a size in the same order.
+    single = [rate([a]) / rate([b]) for a, b in zip(own, plain, strict=True)]
+    return [rate(own) / rate(plain), min(single), max(single)]
+
+
+def make_table(args: argparse.Namespace, batches: Sequence[Batch]) -> Table:
+    names = list(dict.fromkeys(one.engine for one in batches if one.engine != PLAIN))
+    names.sort(key=lambda name: name == AGAIN)
+    table = Table(
+        f"Throughput over plain vLLM's, {args.dtype}, at most {args.max_tokens} tokens",
+        ["concurrent", "plain tokens/s", *names],
+    )
+    for concurrency in args.concurrency:
+        plain = [
+            one.timing for one in batches if (one.engine, one.concurrency) == (PLAIN, concurrency)
+        ]
+        cells = [
+            "{:.2f} ({:.2f} to {:.2f})".format(*ratios(batches, name, concurrency))
+            for name in names
+        ]
+        table.rows.append([str(concurrency), f"{rate(plain):.1f}", *cells])
+    table.notes.append(
+        f"Ratio from sums over {args.repeats} batches (lowest to highest of a batch); "
+        f"{AGAIN!r} is the noise: plain vLLM's second pass over its first."
+    )
+    return table
+
+
+def draw(axes: Axes, batches: Sequence[Batch]) -> None:
+    """Lines of the ratios over the concurrency, with the range of single batches."""
+    sizes = sorted({one.concurrency for one in batches})
+    for name in dict.fromkeys(one.engine for one in batches if one.engine != PLAIN):
+        middle, low, high = zip(*(ratios(batches, name, size) for size in sizes), strict=True)
+        style = "--" if name == AGAIN else "-"
+        [line] = axes.plot(sizes, middle, style, marker="o", markersize=4, label=name)
+        axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.12)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("concurrent requests")
+    axes.set_ylabel("tokens per second over plain vLLM's")
+    axes.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The controller's cutoff against the best of all it could choose."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_lookahead.core.controller import EVERYTHING, NOTHING, Controller
+from vllm_lookahead.core.cost import FLAT, StepCost
+
+
+def cutoff(
+    values: list[float], decoding: int = 1, points: tuple[tuple[int, float], ...] = FLAT,
+    max_tokens: int = 100,
+) -> float:  # fmt: skip
+    controller = Controller(StepCost(points, max_tokens))
+    return controller.cutoff(np.array(values, dtype=np.float64), decoding)
+
+
+HALF = ((1, 1.0), (3, 2.0))
+"""Each further token costs half a step."""
+
+
+def test_tokens_are_fed_as_long_as_they_yield_more_per_cost() -> None:
+    # Tokens per cost: 1 / 1, 1.9 / 1.5 = 1.27, 2.5 / 2 = 1.25.
+    assert cutoff([0.6, 0.9], points=HALF) == 0.9
+    # 1 / 1, 1.9 / 1.5 = 1.27, 2.7 / 2 = 1.35, 2.8 / 2.5.
+    assert cutoff([0.1, 0.8, 0.9], points=HALF) == 0.8
+
+
+def test_plain_decoding_is_best_where_no_token_is_worth_its_cost() -> None:
+    # 1 / 1 against 1.4 / 1.5 and 1.8 / 2.
+    assert cutoff([0.4, 0.4], points=HALF) == NOTHING
+
+
+def test_token_that_yields_just_its_cost_is_left_out() -> None:
+    assert cutoff([0.5], points=HALF) == NOTHING
+
+
+def test_unlikely_tokens_are_fed_before_a_step_in_the_curve() -> None:
+    # 4 tokens cost as much as 2: 1 / 1, 1.4 / 1.5 < 1, 1.8 / 1.5, 2.2 / 1.5, then 2.6 / 3.
+    stairs = ((1, 1.0), (2, 1.5), (4, 1.5), (5, 3.0))
+    assert cutoff([0.4, 0.4, 0.4, 0.4], points=stairs) == 0.4
+    assert cutoff([0.4, 0.4, 0.39, 0.38], points=stairs) == 0.39
+
+
+def test_free_tokens_are_all_fed() -> None:
+    assert cutoff([0.5, 0.001, 0.2]) == 0.001
+
+
+def test_tokens_that_are_expected_to_add_nothing_are_never_fed() -> None:
+    assert cutoff([0.5, 0.0, -0.1]) == 0.5
+    assert cutoff([0.0, -0.1]) == NOTHING
+
+
+def test_step_without_draft_tokens_is_a_plain_one() -> None:
+    assert cutoff([]) == NOTHING
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(5, 0.7), (4, 0.8), (3, 0.9), (2, NOTHING)])
+def test_no_more_is_fed_than_a_step_holds(max_tokens: int, expected: float) -> None:
+    assert cutoff([0.7, 0.8, 0.9], decoding=2, max_tokens=max_tokens) == expected
+
+
+def test_roots_alone_may_exceed_a_step() -> None:
+    assert cutoff([0.9], decoding=9, max_tokens=4) == NOTHING
+
+
+def test_same_token_is_worth_less_in_a_larger_batch_whose_tokens_cost_more() -> None:
+    # Free up to 4 tokens, then a whole step each.
+    knee = ((1, 1.0), (4, 1.0), (5, 2.0))
+    assert cutoff([0.9], decoding=3, points=knee) == 0.9
+    # 4 / 1 against 4.9 / 2.
+    assert cutoff([0.9], decoding=4, points=knee) == NOTHING
+
+
+def test_cutoff_for_nothing_lies_above_and_for_everything_below_all_values() -> None:
+    assert EVERYTHING < -1e300 < 1e300 < NOTHING
+
+
+# Exact in binary, so that sums are the same in any order and ties are ties.
+VALUES = st.lists(st.integers(-16, 64).map(lambda number: number / 64), max_size=10)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> StepCost:
+    steps = draw(st.lists(st.sampled_from([0, 1, 2, 4, 8]), min_size=1, max_size=14))
+    costs = [1 + sum(steps[:count]) / 8 for count in range(len(steps))]
+    return StepCost([(1 + index, cost) for index, cost in enumerate(costs)], len(costs))
+
+
+@given(VALUES, st.integers(1, 6), curves())
+def test_tokens_worth_the_cutoff_yield_the_most_per_cost_of_all_prefixes(
+    values: list[float], decoding: int, cost: StepCost
+) -> None:
+    descending = sorted(values, reverse=True)
+    rates = []
+    for count in range(len(values) + 1):
+        if decoding + count < len(cost.table):
+            yielded = decoding + sum(map(Fraction, descending[:count]))
+            rates.append(yielded / Fraction(float(cost.table[decoding + count])))
+    # The first of the best: among equals, the fewest tokens.
+    best = rates.index(max(rates)) if rates else 0
+    expected = descending[best - 1] if best else NOTHING
+    assert Controller(cost).cutoff(np.array(values), decoding) == expected
+
+
+@given(VALUES, st.integers(1, 6), curves(), st.randoms())
+def test_order_of_the_batch_does_not_matter(
+    values: list[float], decoding: int, cost: StepCost, random: Random
+) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    controller = Controller(cost)
+    before = controller.cutoff(np.array(values), decoding)
+    assert controller.cutoff(np.array(shuffled), decoding) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "floor"),
+    [([0.4], 0.2), ([0.5], 0.25), ([0.9], 0.25), ([0.9, 0.1], 0.05), ([], 0.25)],
+)
+def test_floor_is_half_of_the_last_cutoff_but_not_high(values: list[float], floor: float) -> None:
+    controller = Controller(StepCost(FLAT, 10))
+    assert controller.floor == 0
+    controller.cutoff(np.array(values), 1)
+    assert controller.floor == floor
+
+
+def test_values_are_left_as_they_are() -> None:
+    values = np.array([0.1, 0.9, 0.5])
+    Controller(StepCost(FLAT, 10)).cutoff(values, 1)
+    assert values.tolist() == [0.1, 0.9, 0.5]

@@ -1,0 +1,167 @@
+"""Step cost curves: tables and corrections worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_lookahead.core.cost import FLAT, Points, RunningCost, StepCost
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> Points:
+    """Points that may fall, too, as noise makes them."""
+    tokens = sorted(draw(st.sets(st.integers(1, 50), min_size=1, max_size=6)))
+    costs = st.floats(0.001, 100)
+    return [(count, draw(costs)) for count in tokens]
+
+
+# The table
+
+
+def test_cost_is_linear_between_the_points_and_beyond_the_last() -> None:
+    table = StepCost([(1, 2.0), (3, 4.0), (5, 5.0)], 7).table
+    # Relative to the 2.0 of one token.
+    assert table[1:].tolist() == [1, 1.5, 2, 2.25, 2.5, 2.75, 3]
+
+
+def test_cost_is_the_same_in_any_unit() -> None:
+    seconds = StepCost([(1, 0.25), (4, 1.0)], 9).table
+    assert seconds.tolist() == StepCost([(1, 250.0), (4, 1000.0)], 9).table.tolist()
+
+
+def test_one_point_makes_a_flat_curve() -> None:
+    assert StepCost([(4, 3.0)], 6).table[1:].tolist() == [1] * 6
+    assert StepCost(FLAT, 6).table[1:].tolist() == [1] * 6
+
+
+def test_cost_that_falls_counts_as_what_fewer_tokens_cost() -> None:
+    assert StepCost([(1, 2.0), (2, 1.0), (3, 4.0)], 4).table[1:].tolist() == [1, 1, 2, 3]
+    # Also where the last points fall: the curve goes on flat.
+    assert StepCost([(1, 1.0), (2, 3.0), (3, 2.0)], 5).table[1:].tolist() == [1, 3, 3, 3, 3]
+
+
+def test_points_above_the_most_tokens_shape_the_curve_all_the_same() -> None:
+    assert StepCost([(1, 1.0), (5, 3.0)], 3).table[1:].tolist() == [1, 1.5, 2]
+
+
+@pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, 0.0)], [(1, 1.0), (2, -1.0)]], ids=str)
+def test_curve_without_positive_points_is_refused(points: Points) -> None:
+    with pytest.raises(ValueError, match="must be positive, for at least one token"):
+        StepCost(points, 8)
+
+
+@pytest.mark.parametrize("points", [[(2, 1.0), (1, 2.0)], [(1, 1.0), (1, 2.0)]], ids=str)
+def test_curve_that_does_not_ascend_in_tokens_is_refused(points: Points) -> None:
+    with pytest.raises(ValueError, match="must ascend in tokens"):
+        StepCost(points, 8)
+
+
+@given(curves(), st.integers(1, 80))
+def test_one_token_costs_one_and_more_tokens_never_less(points: Points, max_tokens: int) -> None:
+    table = StepCost(points, max_tokens).table
+    assert len(table) == max_tokens + 1
+    assert table[1] == 1
+    assert np.all(np.diff(table[1:]) >= 0)
+
+
+# Free tokens
+
+
+def test_tokens_are_free_up_to_a_cost_of_a_step_and_a_bit() -> None:
+    curve = StepCost([(1, 1.0), (2, 1.125), (3, 1.25), (4, 1.5)], 8)
+    assert curve.free_tokens() == 2
+    assert curve.free_tokens(tolerance=0.25) == 3
+    assert curve.free_tokens(tolerance=0.0) == 1
+
+
+def test_all_tokens_of_a_flat_curve_are_free() -> None:
+    assert StepCost(FLAT, 40).free_tokens() == 40
+
+
+def test_one_token_is_always_free() -> None:
+    assert StepCost([(1, 1.0), (2, 9.0)], 8).free_tokens() == 1
+
+
+# Correction
+
+
+def corrected(points: Points, tokens: int, seconds: float) -> Points:
+    cost = RunningCost(points)
+    cost.observe(tokens, seconds)
+    return cost.points
+
+
+def near(points: Points) -> object:
+    return [(tokens, pytest.approx(seconds)) for tokens, seconds in points]
+
+
+def test_time_as_expected_changes_nothing() -> None:
+    points = [(1, 1.0), (3, 2.0), (5, 6.0)]
+    for tokens, seconds in [*points, (2, 1.5), (4, 4.0)]:
+        assert corrected(points, tokens, seconds) == near(points)
+
+
+def test_error_at_a_point_corrects_it_most_and_all_points_a_bit() -> None:
+    # 0.5 s too long: 5 % of that at the point, 2 % at all.
+    assert corrected([(1, 1.0), (3, 2.0)], 1, 1.5) == near([(1, 1.035), (3, 2.01)])
+    assert corrected([(1, 1.0), (3, 2.0)], 3, 2.5) == near([(1, 1.01), (3, 2.035)])
+
+
+def test_error_between_points_corrects_both_by_their_nearness() -> None:
+    # Expected: 2.0 at a quarter of the way. 1 s too long.
+    assert corrected([(1, 1.0), (5, 5.0)], 2, 3.0) == near([(1, 1.0575), (5, 5.0325)])
+
+
+def test_step_faster_than_expected_lowers_the_curve() -> None:
+    assert corrected([(1, 1.0), (3, 2.0)], 1, 0.5) == near([(1, 0.965), (3, 1.99)])
+
+
+@pytest.mark.parametrize(("seconds", "as_if"), [(1000.0, 4.0), (0.0, 1.0)])
+def test_time_far_off_counts_as_half_or_twice_of_what_was_expected(
+    seconds: float, as_if: float
+) -> None:
+    points = [(1, 1.0), (3, 2.0)]
+    assert corrected(points, 3, seconds) == corrected(points, 3, as_if)
+
+
+def test_step_with_fewer_tokens_than_the_first_point_is_taken_as_that_point() -> None:
+    points = [(2, 1.0), (4, 2.0)]
+    assert corrected(points, 1, 1.5) == corrected(points, 2, 1.5)
+
+
+def test_step_with_more_tokens_than_the_last_point_corrects_nothing() -> None:
+    assert corrected([(1, 1.0), (3, 2.0)], 100, 1e9) == [(1, 1.0), (3, 2.0)]
+
+
+def test_steps_that_keep_taking_another_time_become_what_is_expected() -> None:
+    cost = RunningCost([(1, 1.0), (3, 2.0), (5, 3.0)])
+    for _ in range(300):
+        for tokens, seconds in [(1, 2.0), (2, 2.5), (3, 3.0), (4, 5.0), (5, 7.0)]:
+            cost.observe(tokens, seconds)
+    assert [tokens for tokens, _ in cost.points] == [1, 3, 5]
+    assert [seconds for _, seconds in cost.points] == pytest.approx([2, 3, 7], abs=0.01)
+
+
+def test_single_point_is_corrected() -> None:
+    # 7 % of 1 s.
+    assert corrected([(1, 1.0)], 1, 2.0) == near([(1, 1.07)])
+
+
+def test_curve_that_was_given_is_left_as_it_is() -> None:
+    points = [(1, 1.0), (3, 2.0)]
+    corrected(points, 1, 2.0)
+    assert points == [(1, 1.0), (3, 2.0)]
+
+
+@given(curves(), st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1000)), max_size=60))
+def test_curve_stays_usable_whatever_is_observed(
+    points: Points, steps: list[tuple[int, float]]
+) -> None:
+    cost = RunningCost(points)
+    for tokens, seconds in steps:
+        cost.observe(tokens, seconds)
+        # Raises for a cost that isn't positive.
+        StepCost(cost.points, 60)

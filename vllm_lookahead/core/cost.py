@@ -1,0 +1,102 @@
+"""What a step costs by the number of tokens that it feeds (T(q) of the design)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+Points = list[tuple[int, float]]
+"""(tokens, cost), ascending in tokens."""
+
+
+class StepCost:
+    """A step's time against that of a step with one token, as a table.
+
+    Linear between the given points and beyond the last; it never falls.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, float]], max_tokens: int) -> None:
+        """
+        Args:
+            points: (tokens, cost), ascending in tokens; costs in any unit.
+            max_tokens: most tokens of a step.
+        """
+        if not points or any(tokens < 1 or not 0 < cost < inf for tokens, cost in points):
+            raise ValueError(f"step costs must be positive, for at least one token: {points}")
+        tokens, costs = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+        if np.any(np.diff(tokens) <= 0):
+            raise ValueError(f"step costs must ascend in tokens: {points}")
+        costs = np.maximum.accumulate(costs)
+        grid = np.arange(max_tokens + 1, dtype=np.float64)
+        table = np.interp(grid, tokens, costs)
+        if len(tokens) > 1:
+            slope = (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+            beyond = grid > tokens[-1]
+            table[beyond] = costs[-1] + slope * (grid[beyond] - tokens[-1])
+        self.table: npt.NDArray[np.float64] = table / table[1]
+        """[max_tokens + 1] relative cost; entry 0 means nothing."""
+
+    def free_tokens(self, tolerance: float = 0.15) -> int:
+        """Most tokens that cost no more than ``1 + tolerance`` steps of one token."""
+        return int(np.flatnonzero(self.table <= 1 + tolerance)[-1])
+
+
+class RunningCost:
+    """Corrects a curve by the steps that are run.
+
+    What a step really takes has parts that a measurement at start-up doesn't see: scheduling,
+    attention over long contexts, other load on the machine.
+    """
+
+    LOCAL_RATE = 0.05
+    """Share of an error by which the points next to the observation are corrected."""
+    COMMON_RATE = 0.02
+    """Share of it by which all points are: much of what isn't seen is paid once per step."""
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        """
+        Args:
+            points: (tokens, seconds), ascending in tokens.
+        """
+        self._tokens = [float(tokens) for tokens, _ in points]
+        self._seconds = [seconds for _, seconds in points]
+
+    @property
+    def points(self) -> Points:
+        """The curve as corrected so far, (tokens, seconds)."""
+        return [
+            (int(tokens), seconds)
+            for tokens, seconds in zip(self._tokens, self._seconds, strict=True)
+        ]
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take the time of a step that fed ``tokens`` tokens.
+
+        A time far off (a pause, a neighbour on the machine) counts no more than one of half or
+        twice of what was expected. Steps beyond the last point say nothing about the others.
+        """
+        if tokens > self._tokens[-1]:
+            return
+        known = self._tokens
+        right = bisect_left(known, tokens)
+        left = max(right - 1, 0) if known[right] > tokens else right
+        span = known[right] - known[left]
+        share = (tokens - known[left]) / span if span else 1.0
+        expected = self._seconds[left] * (1 - share) + self._seconds[right] * share
+        error = min(max(seconds, expected / 2), expected * 2) - expected
+        corrections = [self.COMMON_RATE * error] * len(known)
+        corrections[left] += self.LOCAL_RATE * error * (1 - share)
+        corrections[right] += self.LOCAL_RATE * error * share
+        # What steps with many tokens save must not make those with few cost nothing.
+        self._seconds = [
+            max(old + correction, old * (1 - self.LOCAL_RATE))
+            for old, correction in zip(self._seconds, corrections, strict=True)
+        ]
+
+
+FLAT = ((1, 1.0),)
+"""Tokens cost nothing, as on a large GPU: every step feeds what the sizes allow."""

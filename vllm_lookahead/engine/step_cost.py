@@ -1,0 +1,185 @@
+"""Measuring what steps cost: at start-up, from a file of an earlier start, and while running."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+
+from vllm_lookahead.compat import vllm_version
+from vllm_lookahead.core.cost import Points, RunningCost, StepCost
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_lookahead.engine.runner import LookaheadCPUModelRunner
+
+logger = init_logger("vllm.lookahead")
+
+LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of tokens that are measured."""
+STEEP = 6.0
+"""The ladder ends where a step costs so many times that of one token."""
+ROUNDS = 5
+SECONDS = 5.0
+"""After so long no further round is begun."""
+
+Broadcast = Callable[[Any], Any]
+"""Returns the first rank's argument on all ranks."""
+
+
+def measured_points(
+    runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_first: bool
+) -> Points:
+    """Seconds of a step by its tokens, equal on all ranks: from the file, or measured.
+
+    Args:
+        runner: with its KV cache; all ranks call this at the same time.
+        broadcast: see `Broadcast`.
+        is_first: whether this is the first rank, which reads and writes the file.
+    """
+    largest = runner.max_num_tokens
+    path = cache_path(runner.vllm_config)
+    points: Points | None = broadcast(_load(path) if is_first else None)
+    if points is None:
+        points = _measure(runner, [count for count in LADDER if count <= largest], broadcast)
+        if is_first:
+            _save(path, points)
+        logger.info("Measured the cost of a step by its tokens: %s", _relative(points))
+    else:
+        logger.info("Cost of a step by its tokens, from %s: %s", path, _relative(points))
+    return points
+
+
+def cache_path(config: VllmConfig) -> Path:
+    """The file for this model, machine and configuration."""
+    model = config.model_config
+    key = json.dumps(
+        [
+            vllm_version(),
+            torch.__version__,
+            model.model,
+            model.revision,
+            str(model.dtype),
+            str(model.quantization),
+            model.enforce_eager,
+            config.parallel_config.tensor_parallel_size,
+            config.lora_config is not None,
+            os.environ.get("LD_PRELOAD", ""),
+            torch.get_num_threads(),
+            _cpu_model(),
+        ]
+    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return cache / "vllm-lookahead" / "step-cost" / f"{name}.json"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _load(path: Path) -> Points | None:
+    try:
+        points = [(int(count), float(cost)) for count, cost in json.loads(path.read_text())]
+        StepCost(points, LADDER[-1])
+    except (OSError, ValueError, TypeError, OverflowError):
+        return None
+    return points
+
+
+def _save(path: Path, points: Points) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(points))
+        draft.replace(path)
+    except OSError as error:
+        logger.warning("Can't keep the measured step cost in %s: %s", path, error)
+
+
+def _relative(points: Sequence[tuple[int, float]]) -> str:
+    return ", ".join(f"{count}: {cost / points[0][1]:.2f}" for count, cost in points)
+
+
+def _measure(
+    runner: LookaheadCPUModelRunner, ladder: Sequence[int], broadcast: Broadcast
+) -> Points:
+    """Median seconds of a forward pass with all logits, per number of tokens.
+
+    The first rank decides how far to go, since every pass is a collective one.
+    """
+    begin = time.perf_counter()
+    counts: list[int] = []
+    for count in ladder:
+        counts.append(count)
+        _seconds(runner, count)
+        first, last = _seconds(runner, counts[0]), _seconds(runner, count)
+        if broadcast(last > STEEP * first or time.perf_counter() - begin > SECONDS):
+            break
+    samples: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(ROUNDS):
+        # Round by round, so that a noisy moment does not hit one count alone.
+        for count, seconds in samples.items():
+            seconds.append(_seconds(runner, count))
+        if broadcast(time.perf_counter() - begin > SECONDS):
+            break
+    return [(count, median(seconds)) for count, seconds in samples.items()]
+
+
+def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:
+    begin = time.perf_counter()
+    hidden, _ = runner._dummy_run(count)
+    runner.model.compute_logits(hidden[:count])
+    return time.perf_counter() - begin
+
+
+class StepClock:
+    """Times the steps as they follow each other, and corrects the curve by them."""
+
+    PERIOD = 64
+    """Steps from one correction of the curve in use to the next."""
+
+    def __init__(self, points: Points, broadcast: Broadcast) -> None:
+        """
+        Args:
+            points: the curve to start from.
+            broadcast: see `Broadcast`. Times differ between ranks, so the first one's count.
+        """
+        self._cost = RunningCost(points)
+        self._broadcast = broadcast
+        self._steps = 0
+        self._tokens = 0
+        self._began = 0.0
+        self.points = points
+        """The curve in use."""
+
+    def begin_step(self, tokens: int) -> bool:
+        """A step begins, the one before it ends; all ranks call this for every step.
+
+        Args:
+            tokens: tokens that it feeds, 0 if its time says nothing about decoding.
+
+        Returns:
+            Whether the curve in use was corrected.
+        """
+        now = time.perf_counter()
+        if tokens and self._tokens:
+            self._cost.observe(self._tokens, now - self._began)
+        self._tokens, self._began = tokens, now
+        self._steps += 1
+        if self._steps % self.PERIOD:
+            return False
+        self.points = self._broadcast(self._cost.points)
+        return True
