@@ -12,6 +12,7 @@ from vllm.config import ECTransferConfig, KVTransferConfig
 
 from tests.engine_options import engine_args
 from vllm_lookahead import plugin
+from vllm_lookahead.support import refusals
 
 LOOKAHEAD = {"method": "lookahead"}
 
@@ -84,6 +85,14 @@ def test_flag_that_plain_vllm_refuses_here_is_refused_by_name(
     with pytest.raises(ValueError, match="Lookahead decoding can't run here") as error:
         args.create_engine_config()
     assert remedy in str(error.value)
+
+
+def test_ray_executor_is_refused_by_name(tiny_llama: Path) -> None:
+    # Without ray, vLLM has its own objection to a whole engine configuration.
+    args = engine_args(tiny_llama, distributed_executor_backend="ray")
+    model_config = engine_args(tiny_llama).create_model_config()
+    [reason] = refusals(args, model_config)
+    assert reason.endswith("set --distributed-executor-backend mp.")
 
 
 def test_all_reasons_come_in_one_message(tiny_llama: Path) -> None:

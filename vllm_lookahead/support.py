@@ -58,6 +58,10 @@ def _flags(args: EngineArgs) -> list[str]:
             "Encoder cache connectors aren't tested with it: drop --ec-transfer-config.",
         ),
         (
+            args.distributed_executor_backend == "ray",
+            "The ray executor isn't tested with it: set --distributed-executor-backend mp.",
+        ),
+        (
             args.worker_cls != "auto",
             f"It brings its own worker: drop --worker-cls {args.worker_cls}.",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -642,3 +643,33 @@ def test_without_candidates_nothing_is_pooled() -> None:
     tree = state.plan([], **NO_LIMITS)
     state.commit(walk_to(tree, 1), row(1, 2, 3))
     assert state.pool_size == 0
+
+
+# Time
+
+
+def lines_of_a_step(context: int) -> int:
+    """Lines of Python that a step runs after a text of ``context`` tokens."""
+    # Everything repeats after 97 tokens, so short and long texts find as much.
+    text = [7 * position % 97 for position in range(context)]
+    config = LookaheadConfig(window_size=2, ngram_size=3, verification_set_size=8)
+    state = SequenceState(config, text, context)
+    count = 0
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        tree = state.plan(state.propose(), **NO_LIMITS)
+        state.commit(walk_to(tree, 98, 98), row(*[5] * len(tree.window_leaves)))
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_step_is_no_more_work_after_a_long_text() -> None:
+    assert lines_of_a_step(970) == lines_of_a_step(9700) > 100

@@ -366,6 +366,16 @@ def test_beside_a_prompt_no_more_is_fed_than_was_granted_under_a_controller(
     assert drafts == {"a": [1, 2, 4], "b": [1, 2], "c": [6]}
 
 
+def test_neighbour_that_decodes_plainly_is_no_prompt(step: Step) -> None:
+    controlled(step)
+    step.decode("a")
+    # Decodes, too, but has no state.
+    step.prefill("plain", computed=7, feeds=1)
+    plan = plan_step(step.scheduled(), step.proposer, PLENTY)
+    assert tree_of(plan, "a").size > step.feeds["a"]
+    assert not plan.has("plain")
+
+
 def test_beside_a_prompt_trees_are_fed_without_a_controller(step: Step) -> None:
     step.decode("a")
     step.start("new", feeds=5)

@@ -122,8 +122,12 @@ class LookaheadProposer:
         """The sequence's state; None before `start`, after `release`, and after a fault."""
         return self._sequences.get(req_id)
 
-    def draft(self, req_ids: Sequence[str]) -> dict[str, list[int]]:
+    def draft(self, req_ids: Sequence[str], num_others: int = 0) -> dict[str, list[int]]:
         """Draft tokens for the next step of the batch's sequences.
+
+        Args:
+            req_ids: those that may have drafts.
+            num_others: requests beside them in the batch.
 
         Returns:
             By request, nothing for those that have nothing to propose.
@@ -141,7 +145,7 @@ class LookaheadProposer:
                     gathered.append((req_id, state))
         cutoff, explorer = EVERYTHING, None
         if self.controller is not None:
-            cutoff = self.controller.cutoff(np.array(values), len(req_ids))
+            cutoff = self.controller.cutoff(np.array(values), len(req_ids) + num_others)
             explorer = self.controller.explorer(len(gathered))
         drafts = {}
         for index, (req_id, state) in enumerate(gathered):

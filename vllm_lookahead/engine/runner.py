@@ -327,7 +327,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             if sampled_token_ids[index] and not self.drafter.is_plain(req_id):
                 self._commit(index, req_id)
                 drafting.append(req_id)
-        drafts = self.drafter.draft(drafting)
+        num_others = self.input_batch.num_reqs - len(drafting)
+        drafts = self.drafter.draft(drafting, num_others)
         return [drafts.get(req_id, []) for req_id in self.input_batch.req_ids]
 
     def _commit(self, index: int, req_id: str) -> None:

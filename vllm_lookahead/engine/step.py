@@ -87,10 +87,7 @@ def plan_step(
     decoding = _decoding(scheduled, proposer)
     if not decoding:
         return EMPTY_PLAN
-    prefills = scheduled.total_num_scheduled_tokens - sum(
-        scheduled.num_scheduled_tokens[req_id] for req_id, _ in decoding
-    )
-    if prefills and proposer.controller is not None:
+    if proposer.controller is not None and _has_prompts(scheduled):
         # Beside a prompt no token is free. What was granted is fed.
         return StepPlan(
             {}, {req_id: _granted_tree(scheduled, req_id, state) for req_id, state in decoding}
@@ -127,6 +124,14 @@ def plan_step(
         trees[req_id] = PlacedTree(tree, root, tuple(runs))
         spare_rows -= tree.size - 1 - len(granted)
     return StepPlan(trees, linear)
+
+
+def _has_prompts(scheduled: SchedulerOutput) -> bool:
+    drafts = scheduled.scheduled_spec_decode_tokens
+    return any(
+        count > 1 + len(drafts.get(req_id, ()))
+        for req_id, count in scheduled.num_scheduled_tokens.items()
+    )
 
 
 def _granted_tree(scheduled: SchedulerOutput, req_id: str, state: SequenceState) -> TokenTree:
