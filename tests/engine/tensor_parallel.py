@@ -1,4 +1,4 @@
-"""Lookahead on two tensor-parallel ranks: ``python -m tests.engine.tensor_parallel MODEL``.
+"""The controller on two tensor-parallel ranks: ``python -m tests.engine.tensor_parallel MODEL``.
 
 A process of its own, since vLLM fixes for the process where the ranks' threads may run. Prints
 the outputs' token ids and each rank's counters as JSON.
@@ -13,8 +13,9 @@ from pathlib import Path
 from tests.engine.harness import engine, greedy, outcomes, random_prompts, seeded
 
 PROMPTS = random_prompts(5, 31, 32, 64, seed=11)
-PARAMS = [greedy(60), seeded(4, 60)] * 2
-SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
+# More steps than a correction of the cost curve waits for.
+PARAMS = [greedy(100), seeded(4, 100)] * 2
+SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4, "controller": True}
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from vllm_lookahead.engine.step_cost import StepClock
 
 PROMPTS = random_prompts(1, 3, 31, 32, 33, 60, 100, 150)
 PARAMS = [greedy(96), seeded(7, 96), greedy(96, repetition_penalty=1.2), seeded(8, 96)] * 2
+KEYS = ("steps", "plain", "windows")
 STEEP = [[1, 1.0], [8, 1.0], [9, 1000.0]]
 """Eight tokens are free, a ninth never is."""
 
@@ -137,6 +138,18 @@ def test_step_feeds_no_token_that_is_not_worth_its_cost(off: LLM, steep: LLM) ->
     # explorations go beyond, four steps of 128, with a window of 3 tokens (W = 2, N = 3).
     fed, steps = fed_and_steps(steep, PROMPTS, greedy(96))
     assert steps <= fed <= steps + 3 * 4 * (1 + steps // 8 // 128 + 1)
+
+
+def test_steps_that_fed_no_draft_or_a_window_are_counted(steep: LLM) -> None:
+    before = stats(steep)
+    outcomes(steep, PROMPTS, greedy(96))
+    counted = {key: value - before[key] for key, value in stats(steep).items() if key in KEYS}
+    # At the knee all but the explorations' steps are plain ones.
+    assert counted["plain"] >= 0.9 * counted["steps"]
+    assert counted["windows"] == counted["steps"] - counted["plain"]
+    before = stats(steep)
+    outcomes(steep, PROMPTS[-1:], greedy(96))
+    assert stats(steep)["windows"] > before["windows"]
 
 
 def test_step_feeds_what_is_free(off: LLM, steep: LLM) -> None:

@@ -88,8 +88,8 @@ class AcceptanceModel:
         """[NUM_CLASSES] chance of a token to be right when the one before it is."""
         self._weight = [_INITIAL_WEIGHT] * NUM_CLASSES
         # Tokens gained by a fed window at once (by kind of step) and later through the pool.
-        self._window_gain = [0.25, 0.1, 0.02]
-        self._window_return = 0.15
+        self._window_gain = [0.1, 0.05, 0.01]
+        self._window_return = 0.06
 
     def learn(self, token_class: int, hit: bool) -> None:
         """Take note of a candidate token that the model did or did not say."""

@@ -22,18 +22,22 @@ EVERYTHING = float("-inf")
 class Controller:
     """Turns the batch's values into the least value that is worth feeding."""
 
-    branch_price = 0.02
-    """Tokens that a branch beside the primary one must add: its scratch block is filled and its
-    keys are read once more."""
-
     EXPLORATION_PERIOD = 128
     """Steps of the engine from one exploration to the next."""
     EXPLORATION_STEPS = 4
     """Steps of an exploration: a window brings n-grams only when it is full."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, branch_cost: float = 0.0) -> None:
+        """
+        Args:
+            cost: of a step by its tokens.
+            branch_cost: of a branch beside the primary one, whose scratch block must be filled,
+                against a step of one token.
+        """
         self.cost = cost
+        self.branch_cost = branch_cost
         self.last_cutoff = 0.0
+        self._rate = 1.0
         self._decisions = 0
 
     def cutoff(self, values: npt.NDArray[np.float64], decoding: int) -> float:
@@ -57,6 +61,11 @@ class Controller:
         return turn % decoding if decoding and step < self.EXPLORATION_STEPS else None
 
     @property
+    def branch_price(self) -> float:
+        """Tokens that a branch must add to be worth its cost, at the last step's rate."""
+        return self.branch_cost * self._rate
+
+    @property
     def floor(self) -> float:
         """A value that the next cutoff will hardly fall below."""
         return 0.5 * min(self.last_cutoff, 0.5)
@@ -64,6 +73,7 @@ class Controller:
     def _best(self, values: npt.NDArray[np.float64], decoding: int) -> float:
         table = self.cost.table
         room = len(table) - 1 - decoding
+        self._rate = decoding / float(table[decoding]) if room >= 0 else 0.0
         if room <= 0 or not len(values):
             return NOTHING
         descending = -np.sort(-values)[:room]
@@ -73,4 +83,5 @@ class Controller:
         yielded[1:] += decoding
         rate = yielded / table[decoding : decoding + len(yielded)]
         best = int(rate.argmax())
+        self._rate = float(rate[best])
         return float(descending[best - 1]) if best else NOTHING

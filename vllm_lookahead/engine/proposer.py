@@ -57,14 +57,18 @@ class LookaheadProposer:
         # Requests that decode plainly: they asked for it, or had a fault.
         self._plain: set[str] = set()
 
-    def use_cost(self, cost: StepCost) -> None:
-        """Take what steps cost: once before the first sequence, and as often as it is corrected."""
+    def use_cost(self, cost: StepCost, branch_cost: float = 0.0) -> None:
+        """Take what steps cost: once before the first sequence, and as often as it is corrected.
+
+        Arguments as for `Controller`.
+        """
         if self._free_tokens is None:
             self._free_tokens = cost.free_tokens()
         if self.config.controller:
             if self.controller is None:
                 self.controller = Controller(cost)
             self.controller.cost = cost
+            self.controller.branch_cost = branch_cost
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""

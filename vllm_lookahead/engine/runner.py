@@ -63,6 +63,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self.step_cost_points: Points = []
         """The cost curve in use, (tokens, seconds)."""
         self._clock: StepClock | None = None
+        self._branch_seconds = 0.0
         self._cache_salts: dict[str, str | None] = {}
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN
@@ -210,11 +211,13 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         else:
             points = measured_points(self, broadcast, is_first)
             self._clock = StepClock(points, broadcast)
+            self._branch_seconds = broadcast(self._scratch.seconds_to_fill())
         self._use_cost(points)
 
     def _use_cost(self, points: Sequence[tuple[int, float]]) -> None:
         self.step_cost_points = [(count, round(cost, 6)) for count, cost in points]
-        self.drafter.use_cost(StepCost(points, self.max_num_tokens))
+        branch_cost = self._branch_seconds / points[0][1]
+        self.drafter.use_cost(StepCost(points, self.max_num_tokens), branch_cost)
 
     # ---- feed --------------------------------------------------------------------------------
 
@@ -299,8 +302,10 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             self._scratch.keep_accepted(tables, self._walks, self._placed_trees())
         for req_id, walk in zip(self.input_batch.req_ids, self._walks, strict=True):
             if self._plan.has(req_id):
-                off_primary = walk.node > walk.tree.primary_size
-                self.stats.observe(len(walk.tokens), walk.tree.size, off_primary)
+                tree = walk.tree
+                off_primary = walk.node > tree.primary_size
+                window = len(tree.window_leaves) > 0
+                self.stats.observe(len(walk.tokens), tree.size, off_primary, window)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # Requests whose token is dropped drew nothing, so there is no draw to take back (which
