@@ -61,6 +61,8 @@ class Runner:
         self.clock = clock
         self.max_num_tokens = max_num_tokens
         self.vllm_config: Any = vllm_config(model=model)
+        self.parallel_config = SimpleNamespace(data_parallel_size=1)
+        self.lora_config = None
         self.model = SimpleNamespace(compute_logits=self.logits.append)
         self.passes: list[int] = []
         self.slow: dict[int, float] = {}
@@ -266,6 +268,18 @@ def test_other_ranks_measure_as_long_as_the_first(clock: Clock, cache: Path) -> 
     ranks = Ranks(None, False, True, False, True)
     assert points_of(runner, ranks, is_first=False) == [(1, 1 / 64), (2, 2 / 64)]
     assert runner.passes == [1, 1, 1, 2, 1, 2, 1, 2, 1, 2]
+    assert not cache.exists()
+
+
+def test_data_parallel_engines_all_measure_as_much_and_use_no_file(
+    clock: Clock, cache: Path
+) -> None:
+    runner = Runner(clock, max_num_tokens=1000)
+    runner.parallel_config.data_parallel_size = 2
+    # So slow that one engine by itself would stop at once.
+    runner.seconds_per_token = 10.0
+    counts = [count for count, _ in points_of(runner)]
+    assert counts == [1, 2, 4, 6, 8, 12, 16]
     assert not cache.exists()
 
 

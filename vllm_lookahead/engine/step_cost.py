@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ STEEP = 6.0
 ROUNDS = 5
 SECONDS = 5.0
 """After so long no further round is begun."""
+IN_STEP_COUNTS = 7
+"""Rungs that data-parallel engines measure."""
 
 Broadcast = Callable[[Any], Any]
 """Returns the first rank's argument on all ranks."""
@@ -48,10 +51,19 @@ def measured_points(
     """
     largest = runner.max_num_tokens
     path = cache_path(runner.vllm_config)
-    points: Points | None = broadcast(_load(path) if is_first else None)
+    # Data-parallel engines pass in step with each other, so all of them must do as much: they
+    # share no file, which one may have and another not, and go by no clock.
+    in_step = runner.parallel_config.data_parallel_size > 1
+    points: Points | None = None
+    if not in_step:
+        points = broadcast(_load(path) if is_first else None)
     if points is None:
-        points = _measure(runner, [count for count in LADDER if count <= largest], broadcast)
-        if is_first:
+        ladder = [count for count in LADDER if count <= largest]
+        if in_step:
+            points = _measure(runner, ladder[:IN_STEP_COUNTS], broadcast, inf)
+        else:
+            points = _measure(runner, ladder, broadcast, SECONDS)
+        if is_first and not in_step:
             _save(path, points)
         logger.info("Measured the cost of a step by its tokens: %s", _relative(points))
     else:
@@ -114,11 +126,15 @@ def _relative(points: Sequence[tuple[int, float]]) -> str:
 
 
 def _measure(
-    runner: LookaheadCPUModelRunner, ladder: Sequence[int], broadcast: Broadcast
+    runner: LookaheadCPUModelRunner,
+    ladder: Sequence[int],
+    broadcast: Broadcast,
+    limit: float,
 ) -> Points:
     """Median seconds of a forward pass with all logits, per number of tokens.
 
-    The first rank decides how far to go, since every pass is a collective one.
+    The first rank decides how far to go, since every pass is a collective one: up to a steep
+    rung and ``limit`` seconds, or all the way if there is no limit.
     """
     begin = time.perf_counter()
     counts: list[int] = []
@@ -126,22 +142,23 @@ def _measure(
         counts.append(count)
         _seconds(runner, count)
         first, last = _seconds(runner, counts[0]), _seconds(runner, count)
-        if broadcast(last > STEEP * first or time.perf_counter() - begin > SECONDS):
+        if limit < inf and broadcast(last > STEEP * first or time.perf_counter() - begin > limit):
             break
     samples: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(ROUNDS):
         # Round by round, so that a noisy moment does not hit one count alone.
         for count, seconds in samples.items():
             seconds.append(_seconds(runner, count))
-        if broadcast(time.perf_counter() - begin > SECONDS):
+        if limit < inf and broadcast(time.perf_counter() - begin > limit):
             break
     return [(count, median(seconds)) for count, seconds in samples.items()]
 
 
 def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:
     begin = time.perf_counter()
-    hidden, _ = runner._dummy_run(count)
-    runner.model.compute_logits(hidden[:count])
+    hidden, last_of_requests = runner._dummy_run(count)
+    # Adapters are mapped for one row of logits per dummy request.
+    runner.model.compute_logits(last_of_requests if runner.lora_config else hidden[:count])
     return time.perf_counter() - begin
 
 
