@@ -60,9 +60,11 @@ def measured_points(
     if points is None:
         ladder = [count for count in LADDER if count <= largest]
         if in_step:
-            points = _measure(runner, ladder[:IN_STEP_COUNTS], broadcast, inf)
+            measured = _measure(runner, ladder[:IN_STEP_COUNTS], broadcast, inf)
         else:
-            points = _measure(runner, ladder, broadcast, SECONDS)
+            measured = _measure(runner, ladder, broadcast, SECONDS)
+        # Ranks measure other times, and would plan other trees by them.
+        points = broadcast(measured)
         if is_first and not in_step:
             _save(path, points)
         logger.info("Measured the cost of a step by its tokens: %s", _relative(points))
