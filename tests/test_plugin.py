@@ -22,12 +22,16 @@ from vllm_lookahead.config import LookaheadConfigError
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 
 DEFAULTS = {
-    "window_size": 7,
-    "ngram_size": 5,
-    "verification_set_size": 7,
-    "sources": ["window", "output", "prompt"],
+    "window_size": "auto",
+    "ngram_size": "auto",
+    "verification_set_size": "auto",
+    "draft_length": "auto",
+    "controller": True,
+    "step_cost": "measured",
+    "sources": ["suffix", "window", "output", "prompt"],
     "verify_window": True,
     "pool_capacity": 16384,
+    "shared_capacity": 65536,
     "scratch_fraction": 0.1,
     "seed": 0,
 }
@@ -180,7 +184,7 @@ def assert_lookahead(config: VllmConfig, **parameters: Any) -> None:
 @pytest.mark.parametrize(
     ("parameters", "num_draft_tokens"),
     [
-        pytest.param({}, 4, id="N=5 by default"),
+        pytest.param({}, 12, id="by default"),
         pytest.param({"ngram_size": 2}, 1, id="N=2"),
         pytest.param({"ngram_size": 8, "window_size": 3}, 7, id="N=8"),
         pytest.param(
