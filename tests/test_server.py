@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.serving import MODEL_NAME, Server, refused, serving
+from vllm_lookahead.config import AUTO_DRAFT_LENGTH
 
 # Without it, grammars let a random model write white space up to max_tokens.
 COMPACT_JSON = '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}'
@@ -307,11 +308,11 @@ def test_metrics_of_one_request_count_its_drafts(lookahead: Server) -> None:
         after[f"{prefix}{name}_total"] - before[f"{prefix}{name}_total"]
         for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     )
-    assert 0 < accepted <= draft_tokens <= 4 * drafts
+    assert 0 < accepted <= draft_tokens <= AUTO_DRAFT_LENGTH * drafts
     assert accepted_per_position == accepted
     # The prefill yields a token and each draft one more than it has accepted tokens; the last
     # draft may reach beyond max_tokens.
-    assert drafts + accepted <= emitted - 1 + 4
+    assert drafts + accepted <= emitted - 1 + AUTO_DRAFT_LENGTH
 
 
 def test_log_says_once_that_lookahead_is_active(plain: Server, lookahead: Server) -> None:
