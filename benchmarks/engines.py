@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.prompts import DEFAULT_DATA
-from vllm_lookahead.cli.demo_model import default_directory, ensure_model
+from vllm_lookahead.cli.demo import demo_model
 from vllm_lookahead.cli.launch import performance_env
 from vllm_lookahead.config import AUTO
 
@@ -69,10 +69,7 @@ def engine(args: argparse.Namespace, **options: Any) -> Iterator[LLM]:
     """A vLLM engine for the command's model, gone at the end."""
     from vllm import LLM
 
-    model = args.model
-    if model is None:
-        model = str(default_directory())
-        ensure_model(default_directory())
+    model = args.model or demo_model()
     defaults = {
         "dtype": args.dtype,
         "max_model_len": 2048,

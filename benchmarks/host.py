@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import base_parser
+from benchmarks.methods import PromptEncoder, model_path
 from benchmarks.prompts import load
-from vllm_lookahead.cli.demo_model import default_directory, ensure_model
 from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import Controller
@@ -36,17 +36,12 @@ LIMITS = {"max_nodes": 1024, "max_depth": 1024, "max_branches": 64}
 
 def corpus(args: argparse.Namespace) -> list[int]:
     """All prompts of two sets as one text, in tokens."""
-    from transformers import AutoTokenizer
-
-    if args.model is None:
-        ensure_model(default_directory())
-    tokenizer = AutoTokenizer.from_pretrained(args.model or default_directory())
     turns = [
         message["content"]
         for name in ("spec_bench", "gsm8k")
         for [message] in load(args.data, name, range(80))
     ]
-    return list(tokenizer("\n".join(turns)).input_ids)
+    return PromptEncoder(model_path(args)).text("\n".join(turns))
 
 
 class Batch:

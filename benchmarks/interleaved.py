@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.engine_process import READY, Reply, Request
 from vllm_lookahead.cli.errors import CommandError
-from vllm_lookahead.cli.launch import LOG_TAIL_LINES, performance_env
+from vllm_lookahead.cli.launch import performance_env, tail
 
 T = TypeVar("T")
 
@@ -116,9 +116,7 @@ class HeldEngine:
         line = self._process.stdout.readline()
         if line:
             return json.loads(line)
-        self._log.seek(0)
-        tail = "".join(self._log.readlines()[-LOG_TAIL_LINES:])
-        raise CommandError(f"the engine {self.name!r} failed:\n{tail}")
+        raise CommandError(f"the engine {self.name!r} failed:\n{tail(self._log)}")
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -12,8 +12,7 @@ from rich.console import Console
 from benchmarks.engine_process import Request
 from benchmarks.engines import base_parser
 from benchmarks.prompts import Conversation
-from vllm_lookahead.cli.demo import positive
-from vllm_lookahead.cli.demo_model import default_directory, ensure_model
+from vllm_lookahead.cli.demo import demo_model, positive
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,8 +114,7 @@ def engine_options(args: argparse.Namespace, config: Any, **options: Any) -> dic
 
 def model_path(args: argparse.Namespace) -> str:
     if args.model is None:
-        ensure_model(default_directory())
-        args.model = str(default_directory())
+        args.model = demo_model()
     return str(args.model)
 
 

@@ -21,6 +21,8 @@ SIZE_RANGES = {
     "verification_set_size": (0, 128),
     "draft_length": (1, 127),
 }
+TREE_SIZES = ("window_size", "ngram_size", "verification_set_size")
+"""W, N and G."""
 AUTO_SHAPES = ((1, 2, 3, 8), (24, 4, 4, 8), (40, 7, 5, 8))
 """(free tokens, W, N, G): what "auto" sizes are where a step may feed that many tokens at about
 the cost of one. The controller feeds a part of it."""
@@ -143,9 +145,7 @@ class LookaheadConfig:
             free_tokens: how many tokens a step may feed at about the cost of one.
         """
         shape = next(shape for shape in reversed(AUTO_SHAPES) if shape[0] <= free_tokens)
-        chosen = dict(
-            zip(("window_size", "ngram_size", "verification_set_size"), shape[1:], strict=True)
-        )
+        chosen = dict(zip(TREE_SIZES, shape[1:], strict=True))
         sizes = {key: size for key, size in chosen.items() if _is_auto(getattr(self, key))}
         if _is_auto(self.draft_length) and _is_auto(self.ngram_size):
             sizes["draft_length"] = AUTO_DRAFT_LENGTH

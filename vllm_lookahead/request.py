@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError, nearest_hint
+from vllm_lookahead.config import (
+    SIZE_RANGES,
+    TREE_SIZES,
+    LookaheadConfig,
+    LookaheadConfigError,
+    nearest_hint,
+)
 
 EXTRA_ARG = "lookahead"
 """Key in ``SamplingParams.extra_args``, and in ``vllm_xargs`` over HTTP."""
 
-SIZES = {"window_size": 0, "ngram_size": 2, "verification_set_size": 0}
-"""Sizes that a request may lower, with the least value of each."""
-
-KEYS = ("enabled", *SIZES)
+KEYS = ("enabled", *TREE_SIZES)
+"""What a request may say: whether it looks ahead, and lower sizes."""
 
 
 def config_of_request(
@@ -47,7 +51,7 @@ def config_of_request(
         )
     largest = config.largest
     for key, value in values.items():
-        low, high = SIZES[key], getattr(largest, key)
+        low, high = SIZE_RANGES[key][0], getattr(largest, key)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise LookaheadConfigError(
                 f"{key} in a request's {EXTRA_ARG} must be an integer from {low} to {high}, the "

@@ -12,7 +12,7 @@ from rich.table import Table
 from vllm_lookahead.cli.compare import Answer, Comparison, total
 from vllm_lookahead.cli.demo_model import default_directory, ensure_model
 from vllm_lookahead.cli.launch import run_engine
-from vllm_lookahead.config import AUTO
+from vllm_lookahead.config import AUTO, TREE_SIZES
 
 PROMPTS = {
     "question": "What causes the seasons on Earth? Explain it in a few sentences.",
@@ -67,12 +67,7 @@ def sizes(text: str) -> dict[str, int]:
     """argparse type: ``W,N,G`` or ``auto`` as parameters, whose ranges are the engine's matter."""
     if text == AUTO:
         return {}
-    window, ngram, verification = map(int, text.split(","))
-    return {
-        "window_size": window,
-        "ngram_size": ngram,
-        "verification_set_size": verification,
-    }
+    return dict(zip(TREE_SIZES, map(int, text.split(",")), strict=True))
 
 
 def positive(text: str) -> int:

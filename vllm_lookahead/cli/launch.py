@@ -87,10 +87,11 @@ def run_engine(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise
         if child.wait() != 0:
             raise CommandError(
-                f"the engine's process failed (exit code {child.returncode}):\n{_tail(log)}"
+                f"the engine's process failed (exit code {child.returncode}):\n{tail(log)}"
             )
 
 
-def _tail(log: IO[str]) -> str:
+def tail(log: IO[str]) -> str:
+    """The last lines of a log."""
     log.seek(0)
     return "".join(log.readlines()[-LOG_TAIL_LINES:])
