@@ -25,7 +25,7 @@ from benchmarks.methods import (
     speed_parser,
 )
 from benchmarks.prompts import load
-from benchmarks.report import Table, add_output_argument, machine, wide_console, write
+from benchmarks.report import Table, add_output_argument, machine, present, wide_console
 from vllm_lookahead.cli.demo import positive
 
 if TYPE_CHECKING:
@@ -105,15 +105,13 @@ def main() -> None:
     with held_engines(options, encoder.warm_up(), console) as engines:
         answers = measure(engines, ids, args, console)
     table = make_table(args, answers)
-    table.show(console)
-    if args.output:
-        data = {
-            "machine": before,
-            "max_tokens": args.max_tokens,
-            "engines": options,
-            "answers": [asdict(one) for one in answers],
-        }
-        write(args.output, "context", data, table, lambda axes: draw(axes, answers))
+    data = {
+        "machine": before,
+        "max_tokens": args.max_tokens,
+        "engines": options,
+        "answers": [asdict(one) for one in answers],
+    }
+    present(args, console, "context", data, table, lambda axes: draw(axes, answers))
 
 
 def measure(

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.ratios import Timing
+
 if TYPE_CHECKING:
     from vllm import LLM
 
@@ -51,6 +53,11 @@ class Reply:
     """Index of the first step before which every request had its first token."""
     counters: dict[str, int]
     """How much ``steps``, ``tokens`` and ``fed`` of lookahead's counters grew; else empty."""
+
+    @property
+    def timing(self) -> Timing:
+        """All tokens of the reply, prefill included."""
+        return Timing(self.num_tokens, self.seconds)
 
     @property
     def num_tokens(self) -> int:

@@ -29,8 +29,8 @@ from benchmarks.methods import (
     speed_parser,
 )
 from benchmarks.prompts import load
-from benchmarks.ratios import Timing, rate
-from benchmarks.report import Table, add_output_argument, machine, wide_console, write
+from benchmarks.ratios import rate
+from benchmarks.report import Table, add_output_argument, machine, present, wide_console
 from vllm_lookahead.cli.demo import positive
 
 if TYPE_CHECKING:
@@ -51,10 +51,6 @@ class Batch:
     concurrency: int
     repeat: int
     reply: Reply
-
-    @property
-    def timing(self) -> Timing:
-        return Timing(self.reply.num_tokens, self.reply.seconds)
 
 
 def main() -> None:
@@ -86,15 +82,13 @@ def main() -> None:
     with held_engines(options, encoder.warm_up(most), console) as engines:
         batches = measure(engines, prompts, args, console)
     table = make_table(args, batches)
-    table.show(console)
-    if args.output:
-        data = {
-            "machine": before,
-            "max_tokens": args.max_tokens,
-            "engines": options,
-            "batches": [asdict(one) for one in batches],
-        }
-        write(args.output, "load", data, table, lambda axes: draw(axes, batches))
+    data = {
+        "machine": before,
+        "max_tokens": args.max_tokens,
+        "engines": options,
+        "batches": [asdict(one) for one in batches],
+    }
+    present(args, console, "load", data, table, lambda axes: draw(axes, batches))
 
 
 def shuffled_prompts(data: Path, encoder: PromptEncoder) -> list[list[int]]:
@@ -120,7 +114,7 @@ def measure(
                 reply = engines[PLAIN if name == AGAIN else name].ask(request)
                 batches.append(Batch(name, concurrency, repeat, reply))
             parts = batches[-len(passes) :]
-            rates = ", ".join(f"{one.engine} {rate([one.timing]):.1f}" for one in parts)
+            rates = ", ".join(f"{one.engine} {rate([one.reply.timing]):.1f}" for one in parts)
             console.print(
                 f"repeat {repeat + 1}, {concurrency} at once, tokens/s: {rates}",
                 markup=False,
@@ -129,12 +123,17 @@ def measure(
     return batches
 
 
+def timings(batches: Sequence[Batch], engine: str, concurrency: int) -> list[Timing]:
+    return [
+        one.reply.timing
+        for one in batches
+        if (one.engine, one.concurrency) == (engine, concurrency)
+    ]
+
+
 def ratios(batches: Sequence[Batch], engine: str, concurrency: int) -> list[float]:
     """The engine's rate over plain vLLM's: from sums over the repeats, lowest and highest."""
-    own, plain = (
-        [one.timing for one in batches if (one.engine, one.concurrency) == (name, concurrency)]
-        for name in (engine, PLAIN)
-    )
+    own, plain = (timings(batches, name, concurrency) for name in (engine, PLAIN))
     # Engines take the batches of a size in the same order.
     single = [rate([a]) / rate([b]) for a, b in zip(own, plain, strict=True)]
     return [rate(own) / rate(plain), min(single), max(single)]
@@ -148,9 +147,7 @@ def make_table(args: argparse.Namespace, batches: Sequence[Batch]) -> Table:
         ["concurrent", "plain tokens/s", *names],
     )
     for concurrency in args.concurrency:
-        plain = [
-            one.timing for one in batches if (one.engine, one.concurrency) == (PLAIN, concurrency)
-        ]
+        plain = timings(batches, PLAIN, concurrency)
         cells = [
             "{:.2f} ({:.2f} to {:.2f})".format(*ratios(batches, name, concurrency))
             for name in names

@@ -101,6 +101,20 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
+def present(
+    args: argparse.Namespace,
+    console: Console,
+    name: str,
+    data: dict[str, Any],
+    table: Table,
+    draw: Callable[[Axes], None],
+) -> None:
+    """Show the table and, if the user wants files, `write` them."""
+    table.show(console)
+    if args.output:
+        write(args.output, name, data, table, draw)
+
+
 def write(
     folder: Path, name: str, data: dict[str, Any], table: Table, draw: Callable[[Axes], None]
 ) -> None:

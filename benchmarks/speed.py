@@ -30,7 +30,7 @@ from benchmarks.methods import (
 )
 from benchmarks.prompts import SPEED_ROWS, load
 from benchmarks.ratios import LEVEL, Sets, Timing, bootstrap_interval, rate, speedup
-from benchmarks.report import Table, add_output_argument, machine, wide_console, write
+from benchmarks.report import Table, add_output_argument, machine, present, wide_console
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +54,6 @@ class Measurement:
     row: int
     place: int
     reply: Reply
-
-    @property
-    def timing(self) -> Timing:
-        return Timing(self.reply.num_tokens, self.reply.seconds)
 
 
 def main() -> None:
@@ -84,16 +80,14 @@ def main() -> None:
         measurements = measure(engines, prompts, args.max_tokens, console)
     timings = by_engine(measurements)
     table = make_table(args, timings, measurements)
-    table.show(console)
-    if args.output:
-        data = {
-            "machine": before,
-            "max_tokens": args.max_tokens,
-            "engines": options,
-            "speedups": {name: speedup(sets, timings[PLAIN]) for name, sets in timings.items()},
-            "measurements": [asdict(one) for one in measurements],
-        }
-        write(args.output, "speed", data, table, lambda axes: draw(axes, timings))
+    data = {
+        "machine": before,
+        "max_tokens": args.max_tokens,
+        "engines": options,
+        "speedups": {name: speedup(sets, timings[PLAIN]) for name, sets in timings.items()},
+        "measurements": [asdict(one) for one in measurements],
+    }
+    present(args, console, "speed", data, table, lambda axes: draw(axes, timings))
 
 
 def interleave(args: argparse.Namespace, encoder: PromptEncoder) -> list[Prompt]:
@@ -118,7 +112,7 @@ def measure(
             reply = engines[name].ask(Request([prompt.token_ids], max_tokens))
             measurements.append(Measurement(name, prompt.set_name, prompt.row, place, reply))
         parts = measurements[-len(engines) :]
-        rates = ", ".join(f"{one.engine} {rate([one.timing]):.1f}" for one in parts)
+        rates = ", ".join(f"{one.engine} {rate([one.reply.timing]):.1f}" for one in parts)
         console.print(
             f"{turn + 1}/{len(prompts)} {prompt.set_name} {prompt.row}, tokens/s: {rates}",
             markup=False,
@@ -131,7 +125,7 @@ def by_engine(measurements: Sequence[Measurement]) -> dict[str, dict[str, list[T
     """Timings by engine and prompt set, in the order of the prompts; plain vLLM first."""
     timings: dict[str, dict[str, list[Timing]]] = {PLAIN: {}}
     for one in measurements:
-        timings.setdefault(one.engine, {}).setdefault(one.set_name, []).append(one.timing)
+        timings.setdefault(one.engine, {}).setdefault(one.set_name, []).append(one.reply.timing)
     return timings
 
 

@@ -19,7 +19,7 @@ from benchmarks.engine_process import Reply, Request
 from benchmarks.interleaved import HeldEngine, held_engines, rotated
 from benchmarks.methods import PLAIN, PromptEncoder, engine_options, model_path, speed_parser
 from benchmarks.prompts import load
-from benchmarks.report import Table, add_output_argument, machine, wide_console, write
+from benchmarks.report import Table, add_output_argument, machine, present, wide_console
 from vllm_lookahead.cli.demo import positive
 
 if TYPE_CHECKING:
@@ -89,17 +89,15 @@ def main() -> None:
     with held_engines(options, encoder.warm_up(), console) as engines:
         results = measure(engines, equal_prompts(args, encoder, most), args, console)
     table = make_table(args, results)
-    table.show(console)
-    if args.output:
-        data = {
-            "machine": before,
-            "engines": options,
-            "steps": [
-                {"engine": name, "tokens": tokens, "fed": one.fed, "seconds": one.seconds}
-                for (name, tokens), one in results.items()
-            ],
-        }
-        write(args.output, "step_cost", data, table, lambda axes: draw(axes, results))
+    data = {
+        "machine": before,
+        "engines": options,
+        "steps": [
+            {"engine": name, "tokens": tokens, "fed": one.fed, "seconds": one.seconds}
+            for (name, tokens), one in results.items()
+        ],
+    }
+    present(args, console, "step_cost", data, table, lambda axes: draw(axes, results))
 
 
 def forced(most: int) -> dict[str, Any]:
