@@ -29,7 +29,7 @@ from benchmarks.methods import (
     speed_parser,
 )
 from benchmarks.prompts import load
-from benchmarks.ratios import rate
+from benchmarks.ratios import Timing, rate
 from benchmarks.report import Table, add_output_argument, machine, present, wide_console
 from vllm_lookahead.cli.demo import positive
 
