@@ -1,4 +1,4 @@
-"""Tiny random-weight image and audio models with a byte tokenizer; none needs torchvision."""
+"""Tiny random-weight multimodal models with a byte tokenizer; none needs torchvision."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
+    BatchFeature,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessorPil,
@@ -22,8 +23,13 @@ from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen2VLProcessor,
     WhisperFeatureExtractor,
 )
+from transformers.processing_utils import ProcessorMixin, VideosKwargs
 
 from tests.tiny import EOS, VOCAB_SIZE, save_tokenizer
 
@@ -31,6 +37,7 @@ PLACEHOLDER = "<image>"
 """What stands for an image or a sound in a prompt."""
 PLACEHOLDER_ID = 320
 """A multiple of 64: vLLM pads a vocabulary to one, and padding would hide a token too many."""
+VIDEO_PLACEHOLDER = f"<unused{PLACEHOLDER_ID - 1}>"
 
 VISION = {
     "hidden_size": 64,
@@ -122,6 +129,75 @@ def save_qwen2_audio(directory: Path) -> Path:
     return directory
 
 
+def save_qwen2_vl(directory: Path) -> Path:
+    """A Qwen2-VL, which sees videos, with M-RoPE. vLLM has to read it by `FramesProcessor`."""
+    torch.manual_seed(6)
+    tokenizer = multimodal_tokenizer(directory)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    vision = {"depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 2}
+    config = Qwen2VLConfig(
+        vision_config={**vision, "initializer_range": 0.15},
+        text_config={**TEXT, "vocab_size": PLACEHOLDER_ID + 1, "rope_parameters": rope},
+        image_token_id=PLACEHOLDER_ID,
+        video_token_id=PLACEHOLDER_ID - 1,
+        tie_word_embeddings=False,
+    )
+    Qwen2VLForConditionalGeneration(config).to(torch.float32).save_pretrained(directory)
+    images = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 224 * 224})
+    FramesProcessor(images, tokenizer).save_pretrained(directory)
+    return directory
+
+
+class FramesProcessor(Qwen2VLProcessor):
+    """Qwen2-VL's, with a reader of videos that does without torchvision."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, **options: Any) -> None:
+        self.image_token = PLACEHOLDER
+        self.image_token_id = PLACEHOLDER_ID
+        self.video_token = VIDEO_PLACEHOLDER
+        self.video_token_id = PLACEHOLDER_ID - 1
+        # Past Qwen2VLProcessor, which wants a reader of videos of transformers' own.
+        ProcessorMixin.__init__(self, image_processor, tokenizer, **options)
+        self.video_processor = Frames()
+
+
+class Frames:
+    """Cuts videos into patches as `Qwen2VLVideoProcessor` does, without resizing them.
+
+    The pixels stay 0 to 255, since vLLM's model normalizes them itself.
+    """
+
+    patch_size = 14
+    temporal_patch_size = 2
+    merge_size = 2
+    valid_kwargs = VideosKwargs
+
+    def __call__(self, videos: list[np.ndarray], **_: Any) -> BatchFeature:
+        """Patches of each video of shape (frames, height, width, 3), in an order of squares."""
+        across = self.merge_size * self.patch_size
+        patches, grids = [], []
+        for video in videos:
+            frames, height, width, _ = video.shape
+            pixels = torch.tensor(video, dtype=torch.float32)
+            squares = pixels.reshape(
+                frames // self.temporal_patch_size,
+                self.temporal_patch_size,
+                height // across,
+                self.merge_size,
+                self.patch_size,
+                width // across,
+                self.merge_size,
+                self.patch_size,
+                3,
+            )
+            ordered = squares.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+            patches.append(ordered.flatten(0, 4).flatten(1))
+            spatial = height // self.patch_size, width // self.patch_size
+            grids.append([frames // self.temporal_patch_size, *spatial])
+        data = {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
+        return BatchFeature(data)
+
+
 def multimodal_tokenizer(directory: Path) -> Any:
     """The byte tokenizer with Idefics 3's special tokens, the placeholder last (and far out)."""
     save_tokenizer(directory)
@@ -145,3 +221,9 @@ def random_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Coloured noise."""
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 256, size=(height, width, 3), dtype=np.uint8))
+
+
+def random_video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
+    """Coloured noise of shape (frames, height, width, 3)."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, size=(frames, height, width, 3), dtype=np.uint8)

@@ -59,7 +59,7 @@ def _flags(args: EngineArgs) -> list[str]:
         ),
         (
             args.distributed_executor_backend == "ray",
-            "The ray executor isn't tested with it: set --distributed-executor-backend mp.",
+            "vLLM has no ray executor for CPUs: set --distributed-executor-backend mp.",
         ),
         (
             args.worker_cls != "auto",

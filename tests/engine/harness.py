@@ -100,6 +100,11 @@ def stats(llm: LLM) -> dict[str, Any]:
     return llm.collective_rpc("lookahead_stats")[0]
 
 
+def counter(llm: LLM, name: str) -> float:
+    """Value of one of vLLM's own counters."""
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
 def drain(llm: LLM) -> None:
     """Step until the worker has heard of every finished request."""
     core = llm.llm_engine.engine_core.engine_core

@@ -1,24 +1,42 @@
-"""Prompts with images or sounds beside plain ones: answers are those of plain vLLM."""
+"""Prompts with images, videos or sounds beside plain ones: answers are those of plain vLLM."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from vllm import LLM, RequestOutput
+import torch
+from vllm import LLM, ModelRegistry, RequestOutput
 
 from tests.engine import scripted
-from tests.engine.harness import engine, greedy, runner, seeded, stats
+from tests.engine.harness import (
+    counter,
+    drain,
+    engine,
+    full_blocks,
+    greedy,
+    runner,
+    seeded,
+    stats,
+)
 from tests.tiny_multimodal import (
     PLACEHOLDER,
     PLACEHOLDER_ID,
+    VIDEO_PLACEHOLDER,
+    FramesProcessor,
     random_audio,
     random_image,
+    random_video,
     save_idefics3,
     save_paddleocr_vl,
     save_qwen2_audio,
+    save_qwen2_vl,
 )
 
 LOOKAHEAD = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
@@ -83,6 +101,89 @@ def test_image_prompts_in_chunks_beside_text_prompts(model: Path) -> None:
         assert stats(llm)["off_primary"] > 10
         # Again, with prompts from the prefix cache.
         assert token_ids(answers(llm)) == plain
+
+
+def test_preempted_image_prompts_start_over_and_end_equal(model: Path) -> None:
+    requests = [request for request in REQUESTS if "multi_modal_data" in request]
+    params = [greedy(150), seeded(1, 150), greedy(150), seeded(2, 150)]
+    with engine(model) as llm:
+        done = llm.generate(requests, params, use_tqdm=False)
+        plain = token_ids(done)
+        assert counter(llm, "vllm:num_preemptions") == 0
+    script(done)
+    with engine(model, SCRIPTED, num_gpu_blocks_override=24) as llm:
+        assert token_ids(llm.generate(requests, params, use_tqdm=False)) == plain
+        assert counter(llm, "vllm:num_preemptions") > 0
+        assert stats(llm)["off_primary"] > 10
+        drain(llm)
+        assert stats(llm)["sequences"] == 0
+
+
+@pytest.fixture
+def video_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A Qwen2-VL that sees videos without torchvision.
+
+    transformers imports it for resizing beside what vLLM needs, and there is none for every torch.
+    """
+    with monkeypatch.context() as patch:
+        if importlib.util.find_spec("torchvision") is None:
+            missing = ModuleType("torchvision.transforms.v2")
+            missing.functional = None  # type: ignore[attr-defined]
+            for name in ("torchvision", "torchvision.transforms", missing.__name__):
+                patch.setitem(sys.modules, name, missing)
+        qwen2_vl = importlib.import_module("vllm.model_executor.models.qwen2_vl")
+    monkeypatch.setattr(qwen2_vl, "Qwen2VLProcessor", FramesProcessor)
+    # By its class: a name would have vLLM import it in another process.
+    architecture = "Qwen2VLForConditionalGeneration"
+    ModelRegistry.register_model(architecture, getattr(qwen2_vl, architecture))
+    return save_qwen2_vl(tmp_path)
+
+
+def test_video_prompts_in_chunks_beside_image_and_text_prompts(video_model: Path) -> None:
+    prompt = f"ab{VIDEO_PLACEHOLDER}what is this"
+    videos = [random_video(6, 84, 56), random_video(6, 84, 56, seed=1), random_video(8, 140, 140)]
+    seen = {"image": random_image(60, 180), "video": random_video(2, 56, 56)}
+    requests: list[Any] = [
+        *({"prompt": prompt, "multi_modal_data": {"video": video}} for video in videos),
+        {"prompt": f"{PLACEHOLDER}and{VIDEO_PLACEHOLDER}{LONG_TEXT}", "multi_modal_data": seen},
+        {"prompt": LONG_TEXT},
+    ]
+    params = [greedy(60), greedy(60), greedy(60), seeded(1, 60), greedy(60)]
+    with engine(video_model) as llm:
+        done = llm.generate(requests, params, use_tqdm=False)
+        plain = token_ids(done)
+    # (8 / 2) * (140 / 28)^2 embeddings, more than a step takes, and 14 letters.
+    assert len(done[2].prompt_token_ids or ()) == 114
+    # The videos must matter, or nothing is tested.
+    assert plain[0] != plain[1]
+    script(done)
+    with engine(video_model, SCRIPTED, **CHUNK) as llm:
+        assert token_ids(llm.generate(requests, params, use_tqdm=False)) == plain
+        assert stats(llm)["off_primary"] > 10
+
+
+def test_kv_cache_after_a_video_is_that_of_a_prefill(video_model: Path) -> None:
+    video = {"video": random_video(6, 84, 56)}
+    prompt = f"ab{VIDEO_PLACEHOLDER}what is this"
+    params = greedy(130, bad_words=[PLACEHOLDER, VIDEO_PLACEHOLDER])
+    with engine(video_model) as off:
+        request: Any = {"prompt": prompt, "multi_modal_data": video}
+        [plain] = off.generate([request], params, use_tqdm=False)
+        output = list(plain.outputs[0].token_ids)
+        size = len(plain.prompt_token_ids or ()) + len(output) - 1
+        again = off.get_tokenizer().encode(prompt) + output[:-1]
+        whole: Any = {"prompt_token_ids": again, "multi_modal_data": video}
+        off.reset_prefix_cache()
+        off.generate([whole], greedy(1), use_tqdm=False)
+        prefilled = full_blocks(off, size)
+    script([plain])
+    with engine(video_model, SCRIPTED) as on:
+        [walked] = on.generate([request], params, use_tqdm=False)
+        assert list(walked.outputs[0].token_ids) == output
+        cached = full_blocks(on, size)
+    assert len(cached[0]) == 5
+    for one, other in zip(cached, prefilled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_audio_prompts_beside_text_prompts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from vllm import LLM
 
 from tests.engine import scripted
 from tests.engine.harness import (
+    counter,
     drain,
     engine,
     greedy,
@@ -29,20 +29,9 @@ SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
 SCRIPTED: dict[str, Any] = {**SIZES, "sources": [scripted.NAME, "window", "output", "prompt"]}
 
 
-@pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama, enable_prefix_caching=False) as llm:
-        yield llm
-
-
 @pytest.fixture(autouse=True)
 def no_script() -> None:
     scripted.ScriptedSource.script([], scripted.right_first)
-
-
-def counter(llm: LLM, name: str) -> float:
-    """Value of one of vLLM's own counters."""
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
 
 def test_prefix_cache_holds_verified_tokens_only(off: LLM, tiny_llama: Path) -> None:
