@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from typing import Any, Literal, cast
 
-BUILTIN_SOURCES = ("suffix", "window", "output", "prompt", "shared")
-DEFAULT_SOURCES = ("suffix", "window", "output", "prompt")
+BUILTIN_SOURCES = ("suffix", "bigram", "window", "output", "prompt", "shared")
+DEFAULT_SOURCES = ("suffix", "bigram", "window", "output", "prompt")
+TOKEN_SOURCES = ("suffix", "shared", "bigram")
+"""Sources that know what follows the last few tokens, and so make candidates token by token."""
 POOLED_SOURCES = ("window", "output", "prompt")
 """Sources that fill the n-gram pool."""
 AUTO = "auto"
@@ -66,10 +68,11 @@ class LookaheadConfig:
     "flat", any number costs the same; or pairs of (tokens, cost), linear in between."""
 
     sources: tuple[str, ...] = DEFAULT_SOURCES
-    """Where candidates come from, best first. ``suffix``: what followed the longest match of the
-    text's end; ``window`` (the window's trajectory), ``output`` (generated text) and ``prompt``
-    fill the n-gram pool; ``shared``: like ``suffix``, in the texts of finished requests;
-    ``module:Class`` names a `vllm_lookahead.core.sources.CandidateSource`."""
+    """Where candidates come from. ``suffix``: what followed the longest match of the text's end;
+    ``bigram``: what the model expects after the last token alone, asked once at start-up;
+    ``window`` (the window's trajectory), ``output`` (generated text) and ``prompt`` fill the
+    n-gram pool; ``shared``: like ``suffix``, in the texts of finished requests; ``module:Class``
+    names a `vllm_lookahead.core.sources.CandidateSource`."""
 
     verify_window: bool = True
     """Whether paths of the lookahead window may be accepted, too."""
@@ -77,6 +80,10 @@ class LookaheadConfig:
     pool_capacity: int = 16384
     """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first. Of the
     text, the suffix source knows at least as many tokens."""
+
+    bigram_tokens: int = 4096
+    """Tokens of the vocabulary, from the first on, whose successors are asked for the ``bigram``
+    source, 1 to 1048576. Tokenizers give their first ids to bytes and common words."""
 
     shared_capacity: int = 65536
     """Tokens of finished requests that the ``shared`` source keeps, 1 to 16777216."""
@@ -92,6 +99,7 @@ class LookaheadConfig:
             if not _is_auto(getattr(self, key)):
                 _check_int(key, getattr(self, key), low, high, ' (or "auto")')
         _check_int("pool_capacity", self.pool_capacity, 1, 1 << 20)
+        _check_int("bigram_tokens", self.bigram_tokens, 1, 1 << 20)
         _check_int("shared_capacity", self.shared_capacity, 1, 1 << 24)
         _check_int("seed", self.seed, 0, (1 << 32) - 1)
         for key in ("verify_window", "controller"):
@@ -182,6 +190,11 @@ class LookaheadConfig:
         """Depth of the deepest node that a token tree can have."""
         window_depth = self.window_size + self.ngram_size - 3 if self.window_size else 0
         return max(window_depth, self.num_draft_tokens)
+
+    @property
+    def uses_bigrams(self) -> bool:
+        """Whether the model's bigrams are wanted."""
+        return self.verification_set_size != 0 and "bigram" in self.sources
 
     @property
     def uses_pool(self) -> bool:

@@ -7,25 +7,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_lookahead.core.acceptance import (
+    BIGRAM_RANKS,
     MATCHES,
     NUM_CLASSES,
     NUM_DEPTHS,
+    SUFFIX,
     AcceptanceModel,
+    bigram_class,
+    classify,
     custom_class,
     is_guessed,
+    kind_of_match,
     pool_class,
-    shared_class,
-    suffix_class,
+    shared_first,
 )
 from vllm_lookahead.core.suffix import MATCH_LENGTHS
 
 RANKS = 4
-GUESSED = [pool_class(rank, pair, True) for pair in (False, True) for rank in range(RANKS)]
-OTHERS = [
-    *(suffix_class(match) for match in range(len(MATCH_LENGTHS))),
-    *(shared_class(match) for match in range(len(MATCH_LENGTHS))),
+LENGTHS = range(len(MATCH_LENGTHS))
+SHARED_FIRSTS = [shared_first(1, own_match) for own_match in (0, 1, 2)]
+"""Beside a shorter, an equal and a longer match in one's own text."""
+GUESSED = [
+    pool_class(rank, pair, True) + depth
+    for pair in (False, True)
+    for rank in range(RANKS)
+    for depth in range(NUM_DEPTHS)
+]
+NGRAMS = [
     *(pool_class(rank, pair, False) for pair in (False, True) for rank in range(RANKS)),
     *(custom_class(rank) for rank in range(RANKS)),
+]
+RIVALRIES = [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2), (2, 3), (3, 4)]
+"""(count, that of all others): no others, no more than the count, and more."""
+
+
+def class_of(count: int, others: int, newest: bool, match: int = 1, first: int = SUFFIX) -> int:
+    """Class of a token that followed ``count`` times, and another one ``others`` times."""
+    followers = [(7, count), (8, others)] if others else [(7, count)]
+    return dict(classify(first, match, followers if not newest else followers[::-1]))[7]
+
+
+def text_classes(first: int) -> list[int]:
+    """Classes of all that may follow matches."""
+    return [
+        class_of(count, others, newest, match, first)
+        for match in LENGTHS
+        for count, others in RIVALRIES
+        for newest in (False, True)
+        # What alone followed is the newest.
+        if others or newest
+    ]
+
+
+OTHERS = [
+    *(each for first in (SUFFIX, *SHARED_FIRSTS) for each in text_classes(first)),
+    *(bigram_class(rank, match) for match in (-1, 0, 4) for rank in range(BIGRAM_RANKS)),
+    *(first + depth for first in NGRAMS for depth in range(NUM_DEPTHS)),
 ]
 
 
@@ -33,8 +70,56 @@ OTHERS = [
 
 
 def test_every_source_quality_and_depth_is_a_class_of_its_own() -> None:
-    classes = [first + depth for first in GUESSED + OTHERS for depth in range(NUM_DEPTHS)]
-    assert sorted(classes) == list(range(NUM_CLASSES))
+    classes = GUESSED + OTHERS
+    assert len(set(classes)) == len(classes)
+    assert min(classes) >= 0
+    assert max(classes) == NUM_CLASSES - 1
+
+
+def test_followers_are_classified_in_their_order() -> None:
+    followers = [(5, 1), (7, 2), (3, 3)]
+    assert [token for token, _ in classify(SUFFIX, 2, followers)] == [5, 7, 3]
+
+
+@pytest.mark.parametrize("count", [4, 255, 1000])
+def test_counts_of_three_and_more_share_a_class(count: int) -> None:
+    assert class_of(count, 0, True) == class_of(3, 0, True)
+    assert class_of(count, 1, False) == class_of(3, 1, False)
+
+
+@pytest.mark.parametrize(("others", "like"), [(1, 1), (3, 1), (4, 9), (100, 9)])
+def test_rivals_that_followed_more_often_make_another_class(others: int, like: int) -> None:
+    assert class_of(3, others, False) == class_of(3, like, False)
+    assert class_of(3, 1, False) != class_of(3, 9, False)
+
+
+def test_all_rivals_count_together() -> None:
+    classified = dict(classify(SUFFIX, 1, [(5, 1), (6, 1), (7, 2), (8, 2)]))
+    # Four others against two, and against one five.
+    assert classified[7] == class_of(2, 4, False)
+    assert classified[5] == classified[6] == class_of(1, 5, False)
+    assert classified[8] == class_of(2, 4, True)
+
+
+@pytest.mark.parametrize(
+    ("match", "own_match", "like"), [(0, -1, 0), (4, -1, 0), (4, 3, 0), (0, 0, 1), (0, 4, 2)]
+)
+def test_other_texts_are_told_apart_by_whether_ones_own_match_is_shorter_equal_or_longer(
+    match: int, own_match: int, like: int
+) -> None:
+    assert shared_first(match, own_match) == SHARED_FIRSTS[like]
+
+
+@pytest.mark.parametrize(("length", "kind"), [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2), (6, 2)])
+def test_kinds_of_matches_are_none_short_and_long(length: int, kind: int) -> None:
+    assert kind_of_match(MATCH_LENGTHS.index(length) if length else -1) == kind < MATCHES
+
+
+def test_bigrams_are_told_apart_by_rank_and_kind_of_match() -> None:
+    for match in range(-1, len(MATCH_LENGTHS)):
+        for other in range(-1, len(MATCH_LENGTHS)):
+            same = kind_of_match(match) == kind_of_match(other)
+            assert (bigram_class(0, match) == bigram_class(0, other)) is same
 
 
 @pytest.mark.parametrize("rank", [RANKS, 100])
@@ -46,9 +131,8 @@ def test_late_ranks_share_the_class_of_the_last_one(rank: int) -> None:
 
 
 def test_only_pooled_ngrams_of_the_window_are_guessed_at_any_depth() -> None:
-    for depth in range(NUM_DEPTHS):
-        assert all(is_guessed(first + depth) for first in GUESSED)
-        assert not any(is_guessed(first + depth) for first in OTHERS)
+    assert all(is_guessed(each) for each in GUESSED)
+    assert not any(is_guessed(each) for each in OTHERS)
 
 
 def test_token_without_a_class_is_not_guessed() -> None:
@@ -64,11 +148,69 @@ def test_first_estimates_are_probabilities_for_every_class() -> None:
     assert all(0 < each < 1 for each in probability)
 
 
-def test_longer_matches_are_thought_likelier_at_first() -> None:
+@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("newest", [False, True])
+def test_longer_matches_are_thought_likelier_at_first(first: int, newest: bool) -> None:
     probability = AcceptanceModel().probability
-    for first in (suffix_class, shared_class):
-        by_length = [probability[first(match)] for match in range(len(MATCH_LENGTHS))]
-        assert by_length == sorted(by_length)
+    for count, others in RIVALRIES[3:]:
+        by_length = [
+            probability[class_of(count, others, newest, match, first)] for match in LENGTHS
+        ]
+        assert by_length == sorted(set(by_length))
+
+
+@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("match", LENGTHS)
+def test_what_followed_more_often_is_thought_likelier_at_first(first: int, match: int) -> None:
+    probability = AcceptanceModel().probability
+    for counts in (RIVALRIES[:3], RIVALRIES[3:6], RIVALRIES[6:]):
+        classes = [class_of(count, others, True, match, first) for count, others in counts]
+        assert [probability[each] for each in classes] == sorted(
+            {probability[each] for each in classes}
+        )
+
+
+@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rivals_make_a_token_less_likely_at_first(first: int, count: int) -> None:
+    probability = AcceptanceModel().probability
+    for match in LENGTHS:
+        alone, beside_few, beside_many = (
+            probability[class_of(count, others, True, match, first)] for others in (0, 1, 9)
+        )
+        assert alone > beside_few > beside_many
+
+
+@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+def test_newest_follower_is_thought_likelier_at_first_than_an_older_one(first: int) -> None:
+    probability = AcceptanceModel().probability
+    for match in LENGTHS:
+        for count, others in RIVALRIES[3:]:
+            older, newer = (
+                probability[class_of(count, others, newest, match, first)]
+                for newest in (False, True)
+            )
+            assert newer > older
+
+
+def test_other_texts_are_trusted_less_at_first_than_ones_own_and_beside_a_longer_match_least() -> (
+    None
+):
+    probability = AcceptanceModel().probability
+    columns = [text_classes(first) for first in (SUFFIX, *SHARED_FIRSTS)]
+    for same in zip(*columns, strict=True):
+        own, *others = (probability[each] for each in same)
+        assert own > others[0] > others[1] > others[2]
+
+
+def test_bigrams_are_trusted_less_at_first_by_rank_and_beside_matches() -> None:
+    probability = AcceptanceModel().probability
+    by_match = [
+        [probability[bigram_class(rank, match)] for rank in range(BIGRAM_RANKS)]
+        for match in (-1, 0, 4)
+    ]
+    for by_rank in [*by_match, *zip(*by_match, strict=True)]:
+        assert list(by_rank) == sorted(by_rank, reverse=True)
 
 
 def test_later_ngrams_of_a_key_are_thought_less_likely_at_first() -> None:

@@ -45,8 +45,19 @@ def test_token_that_yields_just_its_cost_is_left_out() -> None:
 def test_unlikely_tokens_are_fed_before_a_step_in_the_curve() -> None:
     # 4 tokens cost as much as 2: 1 / 1, 1.4 / 1.5 < 1, 1.8 / 1.5, 2.2 / 1.5, then 2.6 / 3.
     stairs = ((1, 1.0), (2, 1.5), (4, 1.5), (5, 3.0))
-    assert cutoff([0.4, 0.4, 0.4, 0.4], points=stairs) == 0.4
+    assert cutoff([0.4, 0.4, 0.4, 0.38], points=stairs) == 0.4
     assert cutoff([0.4, 0.4, 0.39, 0.38], points=stairs) == 0.39
+
+
+def test_tokens_of_equal_value_are_fed_all_or_none() -> None:
+    # Free up to 4 tokens, then a whole step each.
+    knee = ((1, 1.0), (4, 1.0), (5, 2.0))
+    # 1.9 / 1 against 2.7 / 1.
+    assert cutoff([0.9, 0.4, 0.4], points=knee) == 0.4
+    # 1.9 / 1 against 3.1 / 2: 2.7 / 1 can't be had.
+    assert cutoff([0.9, 0.4, 0.4, 0.4], points=knee) == 0.9
+    # 1 / 1 against 1.8 / 2.
+    assert cutoff([0.2] * 4, points=knee) == NOTHING
 
 
 def test_free_tokens_are_all_fed() -> None:
@@ -65,6 +76,12 @@ def test_step_without_draft_tokens_is_a_plain_one() -> None:
 @pytest.mark.parametrize(("max_tokens", "expected"), [(5, 0.7), (4, 0.8), (3, 0.9), (2, NOTHING)])
 def test_no_more_is_fed_than_a_step_holds(max_tokens: int, expected: float) -> None:
     assert cutoff([0.7, 0.8, 0.9], decoding=2, max_tokens=max_tokens) == expected
+
+
+def test_tokens_of_a_value_of_which_not_all_fit_into_a_step_are_left_out() -> None:
+    assert cutoff([0.9, 0.8, 0.8], decoding=1, max_tokens=4) == 0.8
+    assert cutoff([0.9, 0.8, 0.8], decoding=1, max_tokens=3) == 0.9
+    assert cutoff([0.8, 0.8], decoding=1, max_tokens=2) == NOTHING
 
 
 def test_roots_alone_may_exceed_a_step() -> None:
@@ -95,18 +112,17 @@ def curves(draw: st.DrawFn) -> StepCost:
 
 
 @given(VALUES, st.integers(1, 6), curves())
-def test_tokens_worth_the_cutoff_yield_the_most_per_cost_of_all_prefixes(
+def test_tokens_worth_the_cutoff_yield_the_most_per_cost_of_all_cutoffs(
     values: list[float], decoding: int, cost: StepCost
 ) -> None:
-    descending = sorted(values, reverse=True)
-    rates = []
-    for count in range(len(values) + 1):
-        if decoding + count < len(cost.table):
-            yielded = decoding + sum(map(Fraction, descending[:count]))
-            rates.append(yielded / Fraction(float(cost.table[decoding + count])))
-    # The first of the best: among equals, the fewest tokens.
-    best = rates.index(max(rates)) if rates else 0
-    expected = descending[best - 1] if best else NOTHING
+    # By cutoff, fewer tokens first: among equals, those are best.
+    rates: dict[float, Fraction] = {}
+    for least in [NOTHING, *sorted(set(values), reverse=True)]:
+        worth = [value for value in values if value >= least]
+        if decoding + len(worth) < len(cost.table):
+            yielded = decoding + sum(map(Fraction, worth))
+            rates[least] = yielded / Fraction(float(cost.table[decoding + len(worth)]))
+    expected = max(rates, key=rates.__getitem__) if rates else NOTHING
     assert Controller(cost).cutoff(np.array(values), decoding) == expected
 
 

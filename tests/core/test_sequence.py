@@ -14,9 +14,10 @@ from tests.trees import NO_LIMITS
 from vllm_lookahead.config import LookaheadConfig, LookaheadConfigError
 from vllm_lookahead.core.acceptance import (
     NUM_CLASSES,
+    SUFFIX,
     AcceptanceModel,
+    classify,
     pool_class,
-    suffix_class,
 )
 from vllm_lookahead.core.controller import EVERYTHING, NOTHING
 from vllm_lookahead.core.sequence import SequenceState
@@ -258,12 +259,20 @@ def test_suffix_draft_ends_before_what_is_outside_of_the_vocabulary() -> None:
     assert SequenceState(suffix_config(4), [1, 300, 3, 1], 4, vocab_size=300).propose() == []
 
 
-def test_ngrams_follow_the_suffix_match_and_those_after_the_same_two_tokens_come_first() -> None:
-    # After 2 came 5 6 last; the n-grams 4 1 and 3 1 are from where 1 preceded it.
+def test_all_that_followed_the_longest_match_is_proposed() -> None:
+    # After 1 2 came 3 1 2 and 4 1 9, of which the newer is the likelier; 5 6 came after 9 2.
+    text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
+    state = SequenceState(suffix_config(3), text, 13)
+    assert state.propose() == [4, 1, 9]
+    assert state.candidates == [[4, 1, 9], [3, 1, 2]]
+
+
+def test_ngrams_follow_what_the_suffix_match_proposes() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
     state = SequenceState(suffix_config(3, "prompt"), text, 13)
     assert state.propose() == [4, 1, 9]
-    assert state.candidates == [[4, 1, 9], [3, 1], [5, 6]]
+    # 4 1 and 3 1 were found as n-grams, too.
+    assert state.candidates == [[4, 1, 9], [3, 1, 2], [5, 6]]
 
 
 def test_ngrams_come_newest_first_without_the_suffix_source() -> None:
@@ -294,29 +303,33 @@ def one_chance(chance: float) -> AcceptanceModel:
 
 
 def state_of_three_candidates(model: AcceptanceModel | None = None) -> SequenceState:
-    """Candidates 4 1 9, 3 1 and 5 6 behind the root 2."""
+    """Candidates 3 1 2, 4 1 9 and 5 6 behind the root 2."""
     text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
     return SequenceState(suffix_config(3, "prompt"), text, 13, acceptance=model or one_chance(0.5))
 
 
 def test_gathered_are_the_values_of_all_tokens() -> None:
-    assert state_of_three_candidates().gather() == [0.5, 0.25, 0.125, 0.5, 0.25, 0.5, 0.25]
+    # 3 and 4, what follows them, what follows that; then 5 6.
+    free = [0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.5, 0.25]
+    assert state_of_three_candidates().gather() == free
     # The second and the third candidate start branches.
-    assert state_of_three_candidates().gather(0.25) == [0.5, 0.25, 0.125, 0.25, 0.25, 0.25, 0.25]
+    priced = [0.5, 0.25, 0.25, 0.25, 0.125, 0.125, 0.25, 0.25]
+    assert state_of_three_candidates().gather(0.25) == priced
 
 
-def test_tokens_under_the_floor_are_not_gathered_but_for_the_first_one_of_a_source() -> None:
-    assert state_of_three_candidates().gather(floor=0.25) == [0.5, 0.25, 0.5, 0.25, 0.5, 0.25]
-    assert state_of_three_candidates().gather(floor=0.6) == [0.5]
+def test_tokens_under_the_floor_are_not_gathered_but_for_those_that_follow_the_text() -> None:
+    assert state_of_three_candidates().gather(floor=0.25) == [0.5, 0.5, 0.25, 0.25, 0.5, 0.25]
+    # 3 and 4; of the n-grams, only the first one's first token is kept, which is 4.
+    assert state_of_three_candidates().gather(floor=0.6) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
     ("cutoff", "candidates"),
     [
-        (EVERYTHING, [[4, 1, 9], [3, 1], [5, 6]]),
-        (0.125, [[4, 1, 9], [3, 1], [5, 6]]),
-        (0.2, [[4, 1], [3, 1], [5, 6]]),
-        (0.3, [[4], [3], [5]]),
+        (EVERYTHING, [[3, 1, 2], [4, 1, 9], [5, 6]]),
+        (0.125, [[3, 1, 2], [4, 1, 9], [5, 6]]),
+        (0.2, [[3, 1], [4, 1], [5, 6]]),
+        (0.3, [[3], [4], [5]]),
         (0.6, []),
         (NOTHING, []),
     ],
@@ -433,12 +446,14 @@ def test_hits_and_misses_are_learned_by_source_quality_and_depth() -> None:
     learned = {
         token_class: chance for token_class, chance in enumerate(model.probability) if chance != 0.5
     }
-    # One observation beside six; 3 1 follows the same two tokens, 5 6 does not.
+    # One observation beside six: 3 and 4 after 1 2, 1 after 1 2 4; 5 doesn't follow 1 2.
     hit, miss = pytest.approx(4 / 7), pytest.approx(3 / 7)
+    after_root = dict(classify(SUFFIX, 1, [(3, 1), (4, 1)]))
+    after_four = dict(classify(SUFFIX, 2, [(1, 1)]))
     assert learned == {
-        suffix_class(1): hit,
-        suffix_class(1) + 1: miss,
-        pool_class(1, True, False): miss,
+        after_root[3]: miss,
+        after_root[4]: hit,
+        after_four[1]: miss,
         pool_class(2, False, False): miss,
     }
 
@@ -451,9 +466,9 @@ def test_candidates_are_learned_about_without_being_fed() -> None:
         draft = state.select(cutoff)
         state.commit(walk_to(state.plan(draft, **NO_LIMITS), *([4, 8] if draft else [4])), row())
     # All the same, but what follows the first token is told only where it was emitted.
-    assert not_fed.probability[suffix_class(1)] == fed.probability[suffix_class(1)] > 0.5
-    for rank, pair in [(1, True), (2, False)]:
-        token_class = pool_class(rank, pair, False)
+    after_root = dict(classify(SUFFIX, 1, [(3, 1), (4, 1)]))
+    assert not_fed.probability[after_root[4]] == fed.probability[after_root[4]] > 0.5
+    for token_class in (after_root[3], pool_class(2, False, False)):
         assert not_fed.probability[token_class] == fed.probability[token_class] < 0.5
 
 
@@ -499,6 +514,19 @@ def test_window_gains_nothing_by_tokens_that_a_candidate_had_right_too(
     state.commit(walk_to(tree, 7, 7, 3), row(5, 6, 8))
     idle.learn_window(0, 0)
     assert model.window_value(0) == idle.window_value(0)
+
+
+def test_window_gains_by_tokens_of_a_candidate_that_was_not_fed(
+    answer: list[Sequence[int]],
+) -> None:
+    answer += [[7, 7]]
+    model, gaining = AcceptanceModel(), AcceptanceModel()
+    state = SequenceState(config_of(3, 3, 2, NAME), [7], 1, acceptance=model)
+    state.gather()
+    tree = state.plan(state.select(NOTHING, explore=True), **NO_LIMITS)
+    state.commit(walk_to(tree, 7, 7, 3), row(5, 6, 8))
+    gaining.learn_window(0, 2)
+    assert model.window_value(0) == gaining.window_value(0)
 
 
 def test_ngrams_of_the_window_that_come_true_count_as_its_return() -> None:

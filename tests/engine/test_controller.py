@@ -34,12 +34,6 @@ STEEP = [[1, 1.0], [8, 1.0], [9, 1000.0]]
 
 
 @pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama, enable_prefix_caching=False) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 

@@ -30,12 +30,6 @@ PROMPTS = random_prompts(1, 3, 31, 32, 33, 60, 100, 150)
 
 
 @pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama, enable_prefix_caching=False) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def on(tiny_llama: Path) -> Iterator[LLM]:
     sizes = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
     sources = [scripted.NAME, "window", "output", "prompt"]

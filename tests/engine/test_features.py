@@ -42,12 +42,6 @@ BIASES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def on(tiny_llama: Path) -> Iterator[LLM]:
     sizes = {"window_size": 4, "ngram_size": 4, "verification_set_size": 4}
     with engine(tiny_llama, {**sizes, "sources": [scripted.NAME, "window", "output"]}) as llm:

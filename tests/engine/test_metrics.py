@@ -7,7 +7,6 @@ values follow by hand: the prefill yields one token, each step its accepted ones
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +57,6 @@ def numbers_of(llm: LLM) -> list[float]:
             if number is not None:
                 found += number if isinstance(number, list) else [number]
     return found
-
-
-@pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama) as llm:
-        yield llm
 
 
 def script(off: LLM, prompts: list[list[int]], params: Any, shape: scripted.Shape) -> None:

@@ -21,12 +21,6 @@ LOOKAHEAD = {
 
 
 @pytest.fixture(scope="module")
-def off(tiny_llama: Path) -> Iterator[LLM]:
-    with engine(tiny_llama, enable_prefix_caching=False) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def on(tiny_llama: Path) -> Iterator[LLM]:
     with engine(tiny_llama, LOOKAHEAD) as llm:
         yield llm

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vllm_lookahead.core.cost import Points
-from vllm_lookahead.engine import step_cost
+from vllm_lookahead.engine import files, step_cost
 from vllm_lookahead.engine.step_cost import StepClock, cache_path, measured_points
 
 
@@ -149,7 +149,7 @@ def test_file_is_another_for_whatever_changes_the_cost(monkeypatch: pytest.Monke
     ]
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
     paths.append(cache_path(vllm_config()))
-    monkeypatch.setattr(step_cost, "_cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(step_cost, "cpu_model", lambda: "Another CPU")
     paths.append(cache_path(vllm_config()))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 999)
     paths.append(cache_path(vllm_config()))
@@ -194,11 +194,11 @@ def test_folder_that_cannot_be_written_costs_no_more_than_a_warning(
     # A file in the folder's place: that stops the superuser, too.
     cache.write_text("")
     logger = Mock()
-    monkeypatch.setattr(step_cost, "logger", logger)
+    monkeypatch.setattr(files, "logger", logger)
     assert points_of(Runner(clock)) == EXPECTED
     logger.warning.assert_called_once()
     message, *values = logger.warning.call_args.args
-    assert "Can't keep the measured step cost in" in message
+    assert "for the next start" in message
     assert values[0] == cache_path(vllm_config())
 
 
@@ -206,7 +206,7 @@ def test_file_that_can_be_written_is_worth_no_warning(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = Mock()
-    monkeypatch.setattr(step_cost, "logger", logger)
+    monkeypatch.setattr(files, "logger", logger)
     points_of(Runner(clock))
     logger.warning.assert_not_called()
 

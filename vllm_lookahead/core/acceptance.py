@@ -1,41 +1,88 @@
 """How likely a candidate's tokens are right, learned from what the model said.
 
-Tokens of candidates fall into classes by source, quality of the match and depth. A class keeps
-the share of its tokens that came true where the token before them had. That can be told without
-feeding them, so nothing has to be tried out to be learned. The lookahead window is different:
-what it brings is only known when it is fed.
+Tokens of candidates fall into classes: those that continue a match in a text by its length and
+by how often they and others followed it, those of n-grams by source, rank and depth. A class
+keeps the share of its tokens that came true where the token before them had. That can be told
+without feeding them, so nothing has to be tried out to be learned. The lookahead window is
+different: what it brings is only known when it is fed.
 """
 
 from __future__ import annotations
 
-from vllm_lookahead.core.suffix import MATCH_LENGTHS
+from vllm_lookahead.core.suffix import MATCH_LENGTHS, Followers
 
 NUM_DEPTHS = 16
-"""Depths that are told apart: classes of a candidate's tokens follow each other up to there."""
+"""Depths that are told apart: classes of an n-gram's tokens follow each other up to there."""
 _RANKS = 4
+BIGRAM_RANKS = 4
+"""Most successors of a token that are taken from the model's bigrams."""
+_COUNTS = 3
+_RIVALRIES = 3
 _INITIAL_WEIGHT = 6.0
 """How many observations the initial values stand for."""
 _MEMORY = 400.0
 """Observations that count; older ones fade."""
 
+# (match, count, rivalry, newest) of a follower.
+_FOLLOWERS_OF_MATCH = _COUNTS * _RIVALRIES * 2
+_FOLLOWERS = len(MATCH_LENGTHS) * _FOLLOWERS_OF_MATCH
+
 SUFFIX = 0
-POOL = SUFFIX + len(MATCH_LENGTHS) * NUM_DEPTHS
+SHARED = SUFFIX + _FOLLOWERS
+BIGRAM = SHARED + 3 * _FOLLOWERS
+POOL = BIGRAM + 3 * BIGRAM_RANKS
 CUSTOM = POOL + 4 * _RANKS * NUM_DEPTHS
-SHARED = CUSTOM + _RANKS * NUM_DEPTHS
-NUM_CLASSES = SHARED + len(MATCH_LENGTHS) * NUM_DEPTHS
+NUM_CLASSES = CUSTOM + _RANKS * NUM_DEPTHS
 
 MATCHES = 3
-"""Kinds of steps by what else is proposed: nothing, a short match, a long one."""
+"""Kinds of matches in the sequence's own text: none, a short one, a long one."""
 
 
-def suffix_class(match: int) -> int:
-    """Class of the first token of a suffix match of ``MATCH_LENGTHS[match]`` tokens."""
-    return SUFFIX + match * NUM_DEPTHS
+def kind_of_match(match: int) -> int:
+    """Which of the `MATCHES` kinds it is, as returned by `SuffixIndex.followers`."""
+    return 0 if match < 0 else 1 if MATCH_LENGTHS[match] <= 2 else 2
 
 
-def shared_class(match: int) -> int:
-    """Class of the first token of a match in other requests' texts."""
-    return SHARED + match * NUM_DEPTHS
+def shared_first(match: int, own_match: int) -> int:
+    """First class of the followers in other requests' texts, as `classify` wants it.
+
+    Args:
+        match: as returned by `SuffixIndex.followers` for the other texts.
+        own_match: and for the sequence's own.
+    """
+    return SHARED + (0 if match > own_match else 1 if match == own_match else 2) * _FOLLOWERS
+
+
+def classify(first: int, match: int, followers: Followers) -> list[tuple[int, int]]:
+    """(token, class) of what followed a match.
+
+    Args:
+        first: `SUFFIX` for the sequence's own text, else `shared_first`.
+        match: there are ``MATCH_LENGTHS[match]`` tokens that agree.
+        followers: the newest last.
+    """
+    first += match * _FOLLOWERS_OF_MATCH
+    if len(followers) == 1:
+        token, count = followers[0]
+        return [(token, first + (min(count, _COUNTS) - 1) * _RIVALRIES * 2 + 1)]
+    total = sum([count for _, count in followers])
+    classified = []
+    for token, count in followers:
+        rivalry = 1 if total - count <= count else 2
+        classified.append((token, first + ((min(count, _COUNTS) - 1) * _RIVALRIES + rivalry) * 2))
+    token, token_class = classified[-1]
+    classified[-1] = token, token_class + 1
+    return classified
+
+
+def bigram_class(rank: int, match: int) -> int:
+    """Class of a successor among the model's bigrams.
+
+    Args:
+        rank: 0 for the likeliest, below `BIGRAM_RANKS`.
+        match: as returned by `SuffixIndex.followers` for the same place.
+    """
+    return BIGRAM + kind_of_match(match) * BIGRAM_RANKS + rank
 
 
 def pool_class(rank: int, pair: bool, guessed: bool) -> int:
@@ -61,19 +108,34 @@ def is_guessed(token_class: int) -> bool:
 
 def _initial() -> list[float]:
     """First estimates, rounded from mt_bench, humaneval and gsm8k on SmolLM2-135M."""
+    own = _initial_followers((0.28, 0.55, 0.65, 0.7, 0.86))
+    shared = _initial_followers((0.08, 0.25, 0.45, 0.55, 0.75))
+    bigrams = (0.2, 0.08, 0.05, 0.04, 0.06, 0.03, 0.02, 0.02, 0.03, 0.02, 0.01, 0.01)
     firsts = [
-        *(0.25, 0.42, 0.57, 0.7, 0.85),  # suffix matches by length
         *(0.28, 0.12, 0.08, 0.03),  # text after the key
         *(0.42, 0.18, 0.09, 0.05),  # text after the key and the token before it
         *(0.15, 0.08, 0.05, 0.02),  # window, likewise
         *(0.25, 0.12, 0.08, 0.04),
         *(0.5, 0.2, 0.1, 0.05),  # custom sources
-        *(0.1, 0.25, 0.4, 0.5, 0.7),  # other requests' texts
     ]
-    return [
+    ngrams = [
         first + (0.92 - first) * (1 - 0.75**depth)
         for first in firsts
         for depth in range(NUM_DEPTHS)
+    ]
+    # What other texts say is worth less beside an equal or a longer match in one's own.
+    others = [share * chance for share in (1.0, 0.7, 0.5) for chance in shared]
+    return [*own, *others, *bigrams, *ngrams]
+
+
+def _initial_followers(firsts: tuple[float, ...]) -> list[float]:
+    """By match, for a token that followed it once, and nothing else did."""
+    return [
+        (first + (0.98 - first) * certainty) * share * (0.8 + 0.2 * newest)
+        for first in firsts
+        for certainty in (0.0, 0.3, 0.5)
+        for share in (1.0, 0.55, 0.35)
+        for newest in (0, 1)
     ]
 
 

@@ -1,107 +1,172 @@
-"""The candidates of one step, merged and valued."""
+"""The candidates of one step as a tree, each token with its value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from vllm_lookahead.core.acceptance import NUM_DEPTHS, AcceptanceModel, is_guessed
+from vllm_lookahead.core.controller import EVERYTHING
+from vllm_lookahead.core.suffix import LONGEST_MATCH
 
 Chain = tuple[int, ...]
+Predict = Callable[[Chain], list[tuple[int, int]]]
+"""(token, class) of what may follow the end of a text; a token's likeliest class counts."""
 
 
-class Candidate(NamedTuple):
-    """A chain of tokens from the root, with the class of its first token."""
-
-    tokens: Chain
-    first_class: int
-
-
-@dataclass(slots=True)
-class ValuedCandidates:
+class CandidateTree:
     """Candidates whose common prefixes are shared, each token with its value.
 
-    The arrays have one entry per distinct token of the tree, parents first, the root is 0. A
-    token's value is the number of output tokens that feeding it is expected to add: the chance
-    that it is accepted, less the price of a branch where it starts one.
+    The lists have one entry per node, parents first, the root is 0. A token's value is the number
+    of output tokens that feeding it is expected to add: the chance that it is accepted, less the
+    price of a branch where it starts one. It is never more than its parent's.
     """
 
-    tokens: list[int]
-    classes: list[int]
-    values: list[float]
-    children: list[list[int]]
-    paths: list[list[int]]
-    """Nodes of each candidate."""
-    accepted: list[int] = field(default_factory=list)
-    """Filled by `learn`: nodes that came true, in order."""
+    def __init__(
+        self, model: AcceptanceModel, branch_price: float = 0.0, floor: float = 0.0
+    ) -> None:
+        """
+        Args:
+            model: what the engine has learned.
+            branch_price: tokens that a branch must add to be worth its overhead.
+            floor: candidates end before tokens that are less likely than this, but for first
+                ones, so that the model goes on learning about their sources.
+        """
+        self._model = model
+        self._branch_price = branch_price
+        self._floor = floor
+        self.tokens = [-1]
+        self.classes = [-1]
+        self.values = [1.0]
+        self.parents = [-1]
+        self.children: list[list[int]] = [[]]
+        self._chances = [1.0]
+        self._fed = [True]
+        self.accepted: list[int] = []
+        """Filled by `learn`: nodes that came true, in order."""
 
-    @classmethod
-    def of(
-        cls,
-        candidates: Sequence[Candidate],
-        model: AcceptanceModel,
-        branch_price: float = 0.0,
-        floor: float = 0.0,
-    ) -> ValuedCandidates:
-        """Value ``candidates`` by what ``model`` has learned.
+    def grow(self, predict: Predict, text: Sequence[int], max_depth: int, max_nodes: int) -> None:
+        """Add what may follow the text, and what may follow that, the likeliest first.
 
         Args:
-            candidates: best first.
-            model: the engine's.
-            branch_price: tokens that a branch must add to be worth its overhead.
-            floor: a candidate ends before the first token that is less likely than this, but
-                for its first one, so that the model goes on learning about its source.
+            predict: what may follow.
+            text: prompt and output, the root last.
+            max_depth: most tokens of a candidate.
+            max_nodes: no node is expanded when so many have been added.
         """
-        probability = model.probability
-        tokens, classes, values, chances = [-1], [-1], [1.0], [1.0]
-        children: list[list[int]] = [[]]
-        known: dict[int, int] = {}
-        paths = []
-        for candidate in candidates:
-            node, chance = 0, 1.0
-            path = []
-            token_class = candidate.first_class
-            for depth, token in enumerate(candidate.tokens):
-                if 0 < depth < NUM_DEPTHS:
-                    token_class += 1
-                chance *= probability[token_class]
-                if chance < floor and depth:
+        probability, floor, chances = self._model.probability, self._floor, self._chances
+        limit = len(self.tokens) + max_nodes
+        # (-chance, node, depth, end of the text there), the likeliest first.
+        open_nodes = [(-1.0, 0, 0, tuple(text[-LONGEST_MATCH:]))]
+        while open_nodes and len(self.tokens) < limit:
+            _, node, depth, tail = heappop(open_nodes)
+            found = predict(tail)
+            if len(found) > 1:
+                found.sort(key=lambda item: -probability[item[1]])
+            parent_chance = chances[node]
+            known: set[int] = set()
+            add = self._find_or_add if self.children[node] else self._add
+            for token, token_class in found:
+                chance = parent_chance * probability[token_class]
+                if chance < floor and node:
                     break
-                key = node << 32 | token
-                child = known.get(key)
-                if child is None:
-                    child = known[key] = len(tokens)
-                    value = chance - branch_price if children[node] else chance
-                    children[node].append(child)
-                    children.append([])
-                    tokens.append(token)
-                    classes.append(token_class)
-                    chances.append(chance)
-                    values.append(min(values[node], value))
-                elif chance > chances[child]:
-                    # Found by a better source, too.
-                    values[child] = min(values[node], values[child] + chance - chances[child])
-                    chances[child] = chance
-                    classes[child] = token_class
-                else:
-                    chance = chances[child]
-                node = child
-                path.append(node)
-            paths.append(path)
-        return cls(tokens, classes, values, children, paths)
+                if token in known:
+                    continue
+                known.add(token)
+                child = add(node, token, token_class, chance)
+                chance = chances[child]
+                if chance >= floor and depth + 1 < max_depth:
+                    end = (*tail, token)[-LONGEST_MATCH:]
+                    heappush(open_nodes, (-chance, child, depth + 1, end))
 
-    def chosen(self, index: int, cutoff: float) -> int:
-        """How many leading tokens of candidate ``index`` are worth ``cutoff``."""
-        values = self.values
-        for count, node in enumerate(self.paths[index]):
-            if values[node] < cutoff:
-                return count
-        return len(self.paths[index])
+    def add(self, tokens: Sequence[int], first_class: int, keep_first: bool = True) -> None:
+        """Add a chain of tokens from the root.
 
-    def learn(self, emitted: Sequence[int], model: AcceptanceModel) -> None:
-        """Tell ``model`` which tokens came true, fed or not, by the tokens that were emitted."""
-        node = 0
+        Args:
+            tokens: the chain.
+            first_class: of its first token; those of the others follow, up to `NUM_DEPTHS`.
+            keep_first: whether its first token is added however unlikely it is.
+        """
+        probability, node, chance = self._model.probability, 0, 1.0
+        token_class = first_class
+        for depth, token in enumerate(tokens):
+            if 0 < depth < NUM_DEPTHS:
+                token_class += 1
+            chance *= probability[token_class]
+            if chance < self._floor and (depth or not keep_first):
+                return
+            node = self._find_or_add(node, token, token_class, chance)
+            chance = self._chances[node]
+
+    def _find_or_add(self, parent: int, token: int, token_class: int, chance: float) -> int:
+        for child in self.children[parent]:
+            if self.tokens[child] != token:
+                continue
+            gain = chance - self._chances[child]
+            if gain > 0:
+                # Found by a better source, too.
+                value = self.values[child] + gain
+                self.values[child] = min(self.values[parent], value)
+                self._chances[child] = chance
+                self.classes[child] = token_class
+            return child
+        return self._add(parent, token, token_class, chance)
+
+    def _add(self, parent: int, token: int, token_class: int, chance: float) -> int:
+        child = len(self.tokens)
+        siblings = self.children[parent]
+        value = chance - self._branch_price if siblings else chance
+        siblings.append(child)
+        self.tokens.append(token)
+        self.classes.append(token_class)
+        self.values.append(min(self.values[parent], value))
+        self.parents.append(parent)
+        self.children.append([])
+        self._chances.append(chance)
+        self._fed.append(False)
+        return child
+
+    def select(self, cutoff: float, limit: int) -> list[Chain]:
+        """The candidates to feed, those that are expected to add most tokens first.
+
+        Args:
+            cutoff: least value of a token to be fed. With `EVERYTHING` candidates come in the
+                order in which they were added.
+            limit: most candidates; of more, the most valuable tokens are kept.
+        """
+        values, parents = self.values, self.parents
+        fed = self._fed = [True] + [False] * (len(values) - 1)
+        worth = [node for node in range(1, len(values)) if values[node] >= cutoff]
+        if not worth:
+            return []
+        # Stable, so parents stay before their children.
+        worth.sort(key=lambda node: -values[node])
+        leaves: set[int] = set()
+        for node in worth:
+            parent = parents[node]
+            if not fed[parent]:
+                continue
+            if parent in leaves:
+                leaves.remove(parent)
+            elif len(leaves) == limit:
+                continue
+            fed[node] = True
+            leaves.add(node)
+        paths = [self._path(leaf) for leaf in sorted(leaves)]
+        if len(paths) > 1 and cutoff > EVERYTHING:
+            paths.sort(key=lambda path: -sum([values[node] for node in path]))
+        return [tuple([self.tokens[node] for node in path]) for path in paths]
+
+    def _path(self, node: int) -> list[int]:
+        path = []
+        while node:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def learn(self, emitted: Sequence[int]) -> None:
+        """Tell the model which tokens came true, fed or not, by the tokens that were emitted."""
+        node, model = 0, self._model
         for token in emitted:
             following = -1
             for child in self.children[node]:
@@ -114,8 +179,12 @@ class ValuedCandidates:
             self.accepted.append(following)
             node = following
 
-    def num_guessed(self, cutoff: float) -> int:
-        """Accepted tokens worth ``cutoff`` that only the window's n-grams had proposed."""
-        return sum(
-            self.values[node] >= cutoff and is_guessed(self.classes[node]) for node in self.accepted
-        )
+    @property
+    def num_accepted(self) -> int:
+        """Accepted tokens that were fed as candidates."""
+        return sum([self._fed[node] for node in self.accepted])
+
+    @property
+    def num_guessed(self) -> int:
+        """Those of them that only the window's n-grams had proposed."""
+        return sum([self._fed[node] and is_guessed(self.classes[node]) for node in self.accepted])

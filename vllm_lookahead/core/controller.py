@@ -76,12 +76,18 @@ class Controller:
         self._rate = decoding / float(table[decoding]) if room >= 0 else 0.0
         if room <= 0 or not len(values):
             return NOTHING
-        descending = -np.sort(-values)[:room]
+        descending = -np.sort(-values)
+        if len(descending) > room:
+            descending = descending[descending > descending[room]]
+        if not len(descending):
+            return NOTHING
         yielded = np.empty(len(descending) + 1)
         yielded[0] = decoding
         np.cumsum(descending, out=yielded[1:])
         yielded[1:] += decoding
         rate = yielded / table[decoding : decoding + len(yielded)]
+        # A cutoff takes all tokens of a value or none.
+        rate[1:-1][descending[1:] == descending[:-1]] = 0.0
         best = int(rate.argmax())
         self._rate = float(rate[best])
         return float(descending[best - 1]) if best else NOTHING

@@ -1,4 +1,4 @@
-"""Where the end of a text occurred before: the longest match, without a scan of the text."""
+"""What followed the end of a text before: the longest match, without a scan of the text."""
 
 from __future__ import annotations
 
@@ -6,69 +6,93 @@ from collections.abc import Sequence
 
 MATCH_LENGTHS = (1, 2, 3, 4, 6)
 """Lengths of the suffixes that are indexed, in tokens."""
+LONGEST_MATCH = MATCH_LENGTHS[-1]
+MAX_FOLLOWERS = 4
+"""Different tokens that are remembered to have followed a suffix, the newest ones."""
+_COUNT_BITS = 8
+_MAX_COUNT = (1 << _COUNT_BITS) - 1
+
+Followers = Sequence[tuple[int, int]]
+"""(token, how often it followed), the newest last."""
 
 
 class SuffixIndex:
-    """For every suffix of `MATCH_LENGTHS`, what followed its last occurrence.
+    """For every suffix of `MATCH_LENGTHS`, the tokens that followed it and how often.
 
-    Five dictionary entries (about 0.6 kB) per token. Hashes stand for suffixes: a collision
-    proposes a wrong candidate, which costs a little time and no more.
+    Five dictionary entries per token. Hashes stand for suffixes: a collision proposes a wrong
+    candidate, which costs a little time and no more.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int | None = None) -> None:
         """
         Args:
             capacity: tokens after which the oldest half of the entries may leave. Between one
                 and two times as many are indexed.
+            vocab_size: when given, tokens outside of it (placeholders of images) follow nothing.
         """
-        self._capacity = capacity * len(MATCH_LENGTHS)
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        self._capacity = capacity
+        self._vocab_size = vocab_size
+        # Most suffixes are followed by one token only: token << 8 | count, to save memory.
+        self._young: dict[int, int | dict[int, int]] = {}
+        self._old: dict[int, int | dict[int, int]] = {}
+        self._young_tokens = 0
+        self._old_tokens = 0
 
     def __len__(self) -> int:
-        """Number of entries held."""
-        return len(self._young) + len(self._old)
+        """Number of tokens indexed."""
+        return self._young_tokens + self._old_tokens
 
     def extend(self, tokens: Sequence[int], first: int) -> None:
         """Index what precedes each of ``tokens[first:]``, all of ``tokens[:first]`` being done."""
-        young = self._young
         for position in range(first, len(tokens)):
-            for length in MATCH_LENGTHS:
-                if length > position:
-                    break
-                young[hash(tuple(tokens[position - length : position]))] = position
-            if len(young) >= self._capacity:
-                self._old = young
-                young = self._young = {}
+            token = tokens[position]
+            if self._vocab_size is None or token < self._vocab_size:
+                tail = tuple(tokens[max(0, position - LONGEST_MATCH) : position])
+                self._insert(tail, token)
+            self._young_tokens += 1
+            if self._young_tokens >= self._capacity:
+                self._old, self._old_tokens = self._young, self._young_tokens
+                self._young, self._young_tokens = {}, 0
 
-    def longest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The longest indexed match of the end of ``tokens``.
+    def _insert(self, tail: tuple[int, ...], token: int) -> None:
+        young = self._young
+        for length in MATCH_LENGTHS:
+            if length > len(tail):
+                return
+            key = hash(tail[-length:])
+            known = young.get(key)
+            if known is None:
+                young[key] = token << _COUNT_BITS | 1
+            elif isinstance(known, dict):
+                known[token] = known.pop(token, 0) + 1
+                if len(known) > MAX_FOLLOWERS:
+                    del known[next(iter(known))]
+            elif known >> _COUNT_BITS != token:
+                young[key] = {known >> _COUNT_BITS: known & _MAX_COUNT, token: 1}
+            elif known & _MAX_COUNT < _MAX_COUNT:
+                young[key] = known + 1
+
+    def followers(self, tail: tuple[int, ...]) -> tuple[int, Followers]:
+        """What followed the longest indexed match of the end of a text.
+
+        Args:
+            tail: the text's end, of which at most `LONGEST_MATCH` tokens are looked at.
 
         Returns:
-            (k, position): the match has ``MATCH_LENGTHS[k]`` tokens and the last text that
-            followed it starts at ``position``; (-1, 0) if there is none.
+            (k, followers) of a match of ``MATCH_LENGTHS[k]`` tokens; (-1, ()) if there is none.
         """
-        size = len(tokens)
+        size = len(tail)
         for k in range(len(MATCH_LENGTHS) - 1, -1, -1):
             length = MATCH_LENGTHS[k]
             if length > size:
                 continue
-            key = hash(tuple(tokens[size - length :]))
-            position = self._young.get(key)
-            if position is None:
-                position = self._old.get(key)
-            if position is not None:
-                return k, position
-        return -1, 0
-
-
-def continuation(tokens: Sequence[int], position: int, length: int) -> tuple[int, ...]:
-    """``length`` tokens of the text from ``position`` on, which repeats at its end.
-
-    A text that has come round to ``position`` goes on as it did from there.
-    """
-    chain = list(tokens[position : position + length])
-    period = len(chain)
-    while len(chain) < length:
-        chain.append(chain[len(chain) - period])
-    return tuple(chain)
+            key = hash(tail[-length:])
+            known = self._young.get(key)
+            if known is None:
+                known = self._old.get(key)
+            if known is None:
+                continue
+            if isinstance(known, dict):
+                return k, tuple(known.items())
+            return k, ((known >> _COUNT_BITS, known & _MAX_COUNT),)
+        return -1, ()

@@ -14,6 +14,7 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import EVERYTHING, Controller
 from vllm_lookahead.core.cost import StepCost
+from vllm_lookahead.core.proposals import Bigrams
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.shared import SharedTexts
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
@@ -47,6 +48,8 @@ class LookaheadProposer:
         """The configuration with the largest sizes that a sequence may get."""
         self.acceptance = AcceptanceModel()
         self.controller: Controller | None = None
+        self.bigrams: Bigrams = {}
+        """For the source ``bigram``; filled at start-up."""
         self._free_tokens: int | None = None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._shared: SharedTexts | None = None
@@ -113,9 +116,15 @@ class LookaheadProposer:
             find_shared = None
             if self._shared is not None:
                 self._shared_keys[req_id] = shared_key
-                find_shared = partial(self._shared.find, shared_key)
+                find_shared = partial(self._shared.get, shared_key)
             self._sequences[req_id] = SequenceState(
-                config, tokens, prompt_size, self._vocab_size, self.acceptance, find_shared
+                config,
+                tokens,
+                prompt_size,
+                self._vocab_size,
+                self.acceptance,
+                find_shared,
+                self.bigrams,
             )
 
     def is_plain(self, req_id: str) -> bool:
@@ -168,7 +177,7 @@ class LookaheadProposer:
         """Forget a sequence, but for its text if texts are shared."""
         state = self._sequences.get(req_id)
         if self._shared is not None and state is not None:
-            self._shared.add(self._shared_keys[req_id], state.tokens)
+            self._shared.add(self._shared_keys[req_id], state.tokens, self._vocab_size)
         self.release(req_id)
 
     def release(self, req_id: str) -> None:

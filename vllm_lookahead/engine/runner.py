@@ -20,6 +20,7 @@ from vllm_lookahead.attention.branches import BranchBatch, PlacedTree
 from vllm_lookahead.core.cost import FLAT, Points, StepCost
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk
+from vllm_lookahead.engine.bigrams import model_bigrams
 from vllm_lookahead.engine.grammar import (
     CandidateDraftTokenIds,
     acceptable_drafts,
@@ -200,7 +201,16 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def _placed_trees(self) -> list[PlacedTree | None]:
         return [self._plan.trees.get(req_id) for req_id in self.input_batch.req_ids]
 
-    # ---- what steps cost ---------------------------------------------------------------------
+    # ---- what drafts go by -------------------------------------------------------------------
+
+    def prepare_drafts(self, broadcast: Broadcast, is_first: bool) -> None:
+        """Before the first request: what steps cost, and what the model expects.
+
+        Arguments as in `measured_points`.
+        """
+        self.set_step_cost(broadcast, is_first)
+        if self.drafter.config.uses_bigrams:
+            self.drafter.bigrams = model_bigrams(self, broadcast, is_first)
 
     def set_step_cost(self, broadcast: Broadcast, is_first: bool) -> None:
         """Give the controller its cost curve; arguments as in `measured_points`."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,8 @@ from vllm.logger import init_logger
 
 from vllm_lookahead.compat import vllm_version
 from vllm_lookahead.core.cost import Points, RunningCost, StepCost
+from vllm_lookahead.engine.files import load_json, save_json
+from vllm_lookahead.machine import cache_folder, cpu_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -66,7 +67,7 @@ def measured_points(
         # Ranks measure other times, and would plan other trees by them.
         points = broadcast(measured)
         if is_first and not in_step:
-            _save(path, points)
+            save_json(path, points)
         logger.info("Measured the cost of a step by its tokens: %s", _relative(points))
     else:
         logger.info("Cost of a step by its tokens, from %s: %s", path, _relative(points))
@@ -89,38 +90,20 @@ def cache_path(config: VllmConfig) -> Path:
             config.lora_config is not None,
             os.environ.get("LD_PRELOAD", ""),
             torch.get_num_threads(),
-            _cpu_model(),
+            cpu_model(),
         ]
     )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return cache / "vllm-lookahead" / "step-cost" / f"{name}.json"
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return ""
+    return cache_folder() / "step-cost" / f"{name}.json"
 
 
 def _load(path: Path) -> Points | None:
     try:
-        points = [(int(count), float(cost)) for count, cost in json.loads(path.read_text())]
+        points = [(int(count), float(cost)) for count, cost in load_json(path)]
         StepCost(points, LADDER[-1])
-    except (OSError, ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         return None
     return points
-
-
-def _save(path: Path, points: Points) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(points))
-        draft.replace(path)
-    except OSError as error:
-        logger.warning("Can't keep the measured step cost in %s: %s", path, error)
 
 
 def _relative(points: Sequence[tuple[int, float]]) -> str:
@@ -133,7 +116,7 @@ def _measure(
     broadcast: Broadcast,
     limit: float,
 ) -> Points:
-    """Median seconds of a forward pass with all logits, per number of tokens.
+    """Least seconds of a forward pass with all logits, per number of tokens.
 
     The first rank decides how far to go, since every pass is a collective one: up to a steep
     rung and ``limit`` seconds, or all the way if there is no limit.
@@ -153,7 +136,8 @@ def _measure(
             seconds.append(_seconds(runner, count))
         if limit < inf and broadcast(time.perf_counter() - begin > limit):
             break
-    return [(count, median(seconds)) for count, seconds in samples.items()]
+    # What else the machine does only ever adds to the time.
+    return [(count, min(seconds)) for count, seconds in samples.items()]
 
 
 def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:

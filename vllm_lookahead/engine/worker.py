@@ -72,7 +72,7 @@ class LookaheadCPUWorker(CPUWorker):
         runner = self.model_runner
         if len(runner.kv_caches):
             group = get_tp_group()
-            runner.set_step_cost(partial(group.broadcast_object, src=0), group.is_first_rank)
+            runner.prepare_drafts(partial(group.broadcast_object, src=0), group.is_first_rank)
         # Comes last: it resets the random state.
         return super().compile_or_warm_up_model()
 

@@ -1,0 +1,180 @@
+"""What all sources of one sequence propose for the coming step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from vllm_lookahead.config import POOLED_SOURCES, TOKEN_SOURCES, LookaheadConfig
+from vllm_lookahead.core.acceptance import (
+    BIGRAM_RANKS,
+    SUFFIX,
+    bigram_class,
+    classify,
+    custom_class,
+    kind_of_match,
+    pool_class,
+    shared_first,
+)
+from vllm_lookahead.core.candidates import CandidateTree, Chain
+from vllm_lookahead.core.pool import NgramPool
+from vllm_lookahead.core.sources import CandidateSource, make_custom_sources
+from vllm_lookahead.core.suffix import LONGEST_MATCH, SuffixIndex
+
+FindShared = Callable[[], SuffixIndex | None]
+"""Other requests' texts, None while there are none."""
+Bigrams = Mapping[int, Sequence[int]]
+"""The tokens that the model expects after a token, the likeliest first."""
+Ask = Callable[[CandidateTree, Sequence[int]], None]
+"""Adds a source's candidates for what follows the text."""
+
+
+class Proposals:
+    """The sources of one sequence: suffix index, n-gram pool, shared texts, custom sources."""
+
+    def __init__(
+        self,
+        config: LookaheadConfig,
+        prompt_size: int,
+        vocab_size: int | None = None,
+        find_shared: FindShared | None = None,
+        bigrams: Bigrams | None = None,
+    ) -> None:
+        """
+        Args:
+            config: the lookahead parameters, with numbers for all sizes.
+            prompt_size: how many tokens of the text are prompt.
+            vocab_size: when given, tokens of custom sources are checked against it, and those
+                of the text that lie outside of it (placeholders of images) are never proposed.
+            find_shared: for the source ``shared``.
+            bigrams: for the source ``bigram``.
+        """
+        self._config = config
+        self._prompt_size = prompt_size
+        self._vocab_size = vocab_size
+        self._length = config.num_draft_tokens
+        self._pool = NgramPool(
+            config.ngram_size - 1, max(1, config.verification_set_size), config.pool_capacity
+        )
+        self._suffixes: SuffixIndex | None = None
+        self._find_shared: FindShared | None = None
+        self._bigrams: Bigrams = {}
+        self._asked: list[Ask] = []
+        if config.verification_set_size:
+            if "suffix" in config.sources:
+                self._suffixes = SuffixIndex(config.pool_capacity, vocab_size)
+            if "shared" in config.sources:
+                self._find_shared = find_shared
+            if config.uses_bigrams:
+                self._bigrams = bigrams or {}
+            self._asked = self._in_order()
+
+    @property
+    def pool_size(self) -> int:
+        """N-grams in the pool."""
+        return len(self._pool)
+
+    def extend(self, tokens: list[int], first: int) -> None:
+        """Take ``tokens[first:]`` of the text, all of ``tokens[:first]`` being known."""
+        edge = max(first, self._prompt_size)
+        if self._pools("prompt"):
+            self._pool.insert_text(tokens, first, min(edge, len(tokens)), self._vocab_size)
+        if self._pools("output"):
+            self._pool.insert_text(tokens, edge, len(tokens), self._vocab_size)
+        if self._suffixes is not None:
+            self._suffixes.extend(tokens, first)
+
+    def add_ngrams(self, ngrams: Sequence[tuple[int, Chain]], previous: int) -> None:
+        """Take (key, value) n-grams of the lookahead window.
+
+        Args:
+            ngrams: each key follows the one before it.
+            previous: the token before the first key, -1 if there is none.
+        """
+        if self._pools("window"):
+            for key, value in ngrams:
+                self._pool.insert(key, value, previous, guessed=True)
+                previous = key
+
+    def _pools(self, source: str) -> bool:
+        return self._config.uses_pool and source in self._config.sources
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Kind of the coming step, as in `acceptance.MATCHES`, by the match in the own text."""
+        if self._suffixes is None:
+            return 0
+        match, _ = self._suffixes.followers(tuple(tokens[-LONGEST_MATCH:]))
+        return kind_of_match(match)
+
+    def ask(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        """Add all sources' candidates to the tree.
+
+        Args:
+            tree: of the coming step.
+            tokens: the text, the root last.
+
+        Raises:
+            ValueError: a custom source proposed a token that isn't one, or whatever it raises.
+        """
+        for ask in self._asked:
+            ask(tree, tokens)
+
+    def _in_order(self) -> list[Ask]:
+        """In the order of the sources; those that are asked together stand where the first does."""
+        custom = make_custom_sources(self._config)
+        asked: dict[str, Ask] = {}
+        for name in self._config.sources:
+            if name in TOKEN_SOURCES:
+                asked.setdefault("tokens", self._grow)
+            elif name in POOLED_SOURCES:
+                asked.setdefault("pool", self._ask_pool)
+            else:
+                asked[name] = partial(self._ask_custom, name, custom[name])
+        return list(asked.values())
+
+    def _grow(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        """Candidates token by token: each is what the sources know to follow the one before."""
+        own, bigrams = self._suffixes, self._bigrams
+        shared = None if self._find_shared is None else self._find_shared()
+
+        def predict(tail: Chain) -> list[tuple[int, int]]:
+            match, found = -1, []
+            if own is not None:
+                match, followers = own.followers(tail)
+                if followers:
+                    found = classify(SUFFIX, match, followers)
+            if shared is not None:
+                shared_match, followers = shared.followers(tail)
+                if followers:
+                    first = shared_first(shared_match, match)
+                    found += classify(first, shared_match, followers)
+            if tail[-1] in bigrams:
+                successors = bigrams[tail[-1]][:BIGRAM_RANKS]
+                found += [(token, bigram_class(k, match)) for k, token in enumerate(successors)]
+            return found
+
+        tree.grow(predict, tokens, self._length, self._length * self._config.verification_set_size)
+
+    def _ask_pool(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
+        entries = self._pool.lookup(tokens[-1])
+        previous = tokens[-2] if len(tokens) > 1 else -1
+        if self._suffixes is not None and len(entries) > 1:
+            # Newest first, but those after the same two tokens before the others.
+            entries.sort(key=lambda item: item[1].previous != previous)
+        for rank, (value, entry) in enumerate(entries):
+            first_class = pool_class(rank, entry.previous == previous, entry.guessed)
+            tree.add(value[: self._length], first_class, keep_first=not rank)
+
+    def _ask_custom(
+        self, name: str, source: CandidateSource, tree: CandidateTree, tokens: Sequence[int]
+    ) -> None:
+        limit = self._config.verification_set_size
+        for rank, proposal in enumerate(source.propose(tokens, self._length, limit)):
+            chain = proposal[: self._length]
+            for token in chain:
+                if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                    raise ValueError(
+                        f"source {name} proposed token {token}, outside of a vocabulary of "
+                        f"{self._vocab_size}"
+                    )
+            tree.add(chain, custom_class(rank))
