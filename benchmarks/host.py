@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -20,9 +22,10 @@ from benchmarks.engines import base_parser
 from benchmarks.methods import PromptEncoder, model_path
 from benchmarks.prompts import load
 from vllm_lookahead.config import LookaheadConfig
-from vllm_lookahead.core.acceptance import AcceptanceModel
+from vllm_lookahead.core.acceptance import BIGRAM_RANKS, AcceptanceModel
 from vllm_lookahead.core.controller import Controller
 from vllm_lookahead.core.cost import StepCost
+from vllm_lookahead.core.proposals import Bigrams
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk, walk_tree
@@ -47,13 +50,14 @@ def corpus(args: argparse.Namespace) -> list[int]:
 class Batch:
     """Sequences that go on as their texts do."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], context: int) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]], context: int, bigrams: Bigrams) -> None:
         acceptance = AcceptanceModel()
         config = LookaheadConfig().sized(1)
         self.controller = Controller(StepCost(CURVE, 4096))
         self.texts = texts
         self.states = [
-            SequenceState(config, text[:context], context, acceptance=acceptance) for text in texts
+            SequenceState(config, text[:context], context, acceptance=acceptance, bigrams=bigrams)
+            for text in texts
         ]
 
     def propose(self) -> list[list[int]]:
@@ -78,11 +82,26 @@ class Batch:
         return walks
 
 
+def text_bigrams(tokens: Sequence[int]) -> Bigrams:
+    """The commonest successors in the text, where an engine has those that its model expects."""
+    successors: dict[int, Counter[int]] = {}
+    limit = LookaheadConfig().bigram_tokens
+    for token, following in pairwise(tokens):
+        if token < limit:
+            successors.setdefault(token, Counter())[following] += 1
+    return {
+        token: [one for one, _ in counts.most_common(BIGRAM_RANKS)]
+        for token, counts in successors.items()
+    }
+
+
 def measure(tokens: Sequence[int], batch_size: int, context: int) -> tuple[float, float, float]:
     """Milliseconds of propose, plan and verify."""
     need = context + (STEPS + WARM_UP + 1) * 16
     shift = max(1, (len(tokens) - need) // max(1, batch_size))
-    batch = Batch([tokens[i * shift :][:need] for i in range(batch_size)], context)
+    batch = Batch(
+        [tokens[i * shift :][:need] for i in range(batch_size)], context, text_bigrams(tokens)
+    )
     samples: list[tuple[float, float, float]] = []
     for _ in range(STEPS + WARM_UP):
         begin = time.perf_counter()

@@ -62,22 +62,27 @@ class CandidateTree:
             _, node, depth, tail = heappop(open_nodes)
             found = predict(tail)
             if len(found) > 1:
-                found.sort(key=lambda item: -probability[item[1]])
+                found = self._likeliest_first(found)
             parent_chance = chances[node]
-            known: set[int] = set()
             add = self._find_or_add if self.children[node] else self._add
             for token, token_class in found:
                 chance = parent_chance * probability[token_class]
                 if chance < floor and node:
                     break
-                if token in known:
-                    continue
-                known.add(token)
                 child = add(node, token, token_class, chance)
                 chance = chances[child]
                 if chance >= floor and depth + 1 < max_depth:
                     end = (*tail, token)[-LONGEST_MATCH:]
                     heappush(open_nodes, (-chance, child, depth + 1, end))
+
+    def _likeliest_first(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        probability = self._model.probability
+        found.sort(key=lambda item: -probability[item[1]])
+        # The first class of each token; dictionaries keep their order.
+        likeliest: dict[int, int] = {}
+        for token, token_class in found:
+            likeliest.setdefault(token, token_class)
+        return list(likeliest.items())
 
     def add(self, tokens: Sequence[int], first_class: int, keep_first: bool = True) -> None:
         """Add a chain of tokens from the root.

@@ -148,9 +148,10 @@ class Proposals:
                 if followers:
                     first = shared_first(shared_match, match)
                     found += classify(first, shared_match, followers)
-            if tail[-1] in bigrams:
-                successors = bigrams[tail[-1]][:BIGRAM_RANKS]
-                found += [(token, bigram_class(k, match)) for k, token in enumerate(successors)]
+            successors = bigrams.get(tail[-1])
+            if successors is not None:
+                first = bigram_class(0, match)
+                found += zip(successors, range(first, first + BIGRAM_RANKS), strict=False)
             return found
 
         tree.grow(predict, tokens, self._length, self._length * self._config.verification_set_size)
