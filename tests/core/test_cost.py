@@ -145,6 +145,28 @@ def test_steps_that_keep_taking_another_time_become_what_is_expected() -> None:
     assert [seconds for _, seconds in cost.points] == pytest.approx([2, 3, 7], abs=0.01)
 
 
+def test_error_of_a_step_with_branches_is_shared_among_curve_and_branches() -> None:
+    cost = RunningCost([(1, 1.0)], branch_seconds=0.25)
+    cost.observe(1, 2.0, branches=3)
+    # 1.75 s were expected, so each of four has a quarter of 0.25 s: 7 % for the curve, 5 % for
+    # a branch.
+    assert cost.points == near([(1, 1.0 + 0.07 * 0.0625)])
+    assert cost.branch_seconds == pytest.approx(0.25 + 0.05 * 0.0625)
+
+
+def test_branches_never_cost_less_than_nothing() -> None:
+    cost = RunningCost([(1, 1.0)], branch_seconds=0.001)
+    for _ in range(20):
+        cost.observe(1, 0.5, branches=1)
+    assert cost.branch_seconds == 0.0
+
+
+def test_steps_without_branches_say_nothing_about_them() -> None:
+    cost = RunningCost([(1, 1.0)], branch_seconds=0.25)
+    cost.observe(1, 2.0)
+    assert cost.branch_seconds == 0.25
+
+
 def test_single_point_is_corrected() -> None:
     # 7 % of 1 s.
     assert corrected([(1, 1.0)], 1, 2.0) == near([(1, 1.07)])

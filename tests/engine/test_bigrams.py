@@ -15,6 +15,12 @@ PROMPTS = random_prompts(1, 3, 31, 60)
 BIGRAMS_ONLY = {"window_size": 0, "verification_set_size": 4, "sources": ["bigram"]}
 
 
+@pytest.fixture(autouse=True)
+def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are asked for to the last one, however slow the machine is."""
+    monkeypatch.setattr(bigrams, "SECONDS", float("inf"))
+
+
 def plain_successors(llm: LLM, token: int) -> list[int]:
     """The likeliest tokens after a prompt of the context token and ``token``, by plain vLLM."""
     context = bigrams._context_token(llm.llm_engine.vllm_config)

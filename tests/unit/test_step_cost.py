@@ -352,13 +352,23 @@ def test_time_before_the_first_step_does_not_count(clock: Clock) -> None:
 
 
 def test_curve_in_use_is_the_first_ranks(clock: Clock) -> None:
-    ranks = Ranks([(1, 7.0)], [(1, 8.0)])
+    ranks = Ranks(([(1, 7.0)], 0.25), ([(1, 8.0)], 0.5))
     steps = StepClock([(1, 1.0)], ranks)
     for _ in range(PERIOD):
         run(steps, clock, 1, 1.0)
-    assert steps.points == [(1, 7.0)]
+    assert (steps.points, steps.branch_seconds) == ([(1, 7.0)], 0.25)
     for _ in range(PERIOD):
         run(steps, clock, 1, 1.0)
-    assert steps.points == [(1, 8.0)]
+    assert (steps.points, steps.branch_seconds) == ([(1, 8.0)], 0.5)
     # Every rank offers its own, and asks for none in between.
-    assert ranks.given == [near((1, 1.0))] * 2
+    assert ranks.given == [(near((1, 1.0)), 0.0)] * 2
+
+
+def test_branches_are_charged_for_what_their_steps_take_longer(clock: Clock) -> None:
+    steps = StepClock([(1, 1.0), (5, 2.0)], alone, branch_seconds=0.125)
+    for _ in range(10 * PERIOD):
+        run(steps, clock, 5, 2.0)
+        steps.begin_step(5, branches=3)
+        clock.now += 3.5
+    assert steps.branch_seconds == pytest.approx(0.5, abs=0.01)
+    assert dict(steps.points)[5] == pytest.approx(2.0, abs=0.03)

@@ -57,11 +57,14 @@ class RunningCost:
     COMMON_RATE = 0.02
     """Share of it by which all points are: much of what isn't seen is paid once per step."""
 
-    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+    def __init__(self, points: Sequence[tuple[int, float]], branch_seconds: float = 0.0) -> None:
         """
         Args:
             points: (tokens, seconds), ascending in tokens.
+            branch_seconds: what a branch adds to a step.
         """
+        self.branch_seconds = branch_seconds
+        """What a branch adds, as corrected so far."""
         self._tokens = [float(tokens) for tokens, _ in points]
         self._seconds = [seconds for _, seconds in points]
 
@@ -73,11 +76,12 @@ class RunningCost:
             for tokens, seconds in zip(self._tokens, self._seconds, strict=True)
         ]
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Take the time of a step that fed ``tokens`` tokens.
+    def observe(self, tokens: int, seconds: float, branches: int = 0) -> None:
+        """Take the time of a step that fed ``tokens`` tokens, with so many branches in them.
 
-        A time far off (a pause, a neighbour on the machine) counts no more than one of half or
-        twice of what was expected. Steps beyond the last point say nothing about the others.
+        The more branches, the more of an error is theirs (normalized least mean squares). A time
+        far off (a pause, a neighbour on the machine) counts no more than one of half or twice of
+        what was expected. Steps beyond the last point say nothing about the others.
         """
         if tokens > self._tokens[-1]:
             return
@@ -87,7 +91,11 @@ class RunningCost:
         span = known[right] - known[left]
         share = (tokens - known[left]) / span if span else 1.0
         expected = self._seconds[left] * (1 - share) + self._seconds[right] * share
+        expected += branches * self.branch_seconds
         error = min(max(seconds, expected / 2), expected * 2) - expected
+        error /= 1 + branches
+        if branches:
+            self.branch_seconds = max(0.0, self.branch_seconds + self.LOCAL_RATE * error)
         corrections = [self.COMMON_RATE * error] * len(known)
         corrections[left] += self.LOCAL_RATE * error * (1 - share)
         corrections[right] += self.LOCAL_RATE * error * share

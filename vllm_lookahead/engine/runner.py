@@ -64,7 +64,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self.step_cost_points: Points = []
         """The cost curve in use, (tokens, seconds)."""
         self._clock: StepClock | None = None
-        self._branch_seconds = 0.0
+        self.branch_cost = 0.0
+        """What a branch adds to a step, against a step of one token."""
         self._cache_salts: dict[str, str | None] = {}
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN
@@ -132,8 +133,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         if self._clock is not None:
             is_comparable = self._plan.num_requests == len(scheduler_output.num_scheduled_tokens)
             tokens = widened.total_num_scheduled_tokens if is_comparable else 0
-            if self._clock.begin_step(tokens):
-                self._use_cost(self._clock.points)
+            if self._clock.begin_step(tokens, self._plan.num_branches):
+                self._use_cost(self._clock.points, self._clock.branch_seconds)
         return super().execute_model(widened, *args, **kwargs)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
@@ -217,17 +218,17 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         config = self.drafter.config
         if config.step_cost != "measured" or not config.controller:
             given = config.step_cost
-            points = list(FLAT if isinstance(given, str) else given)
-        else:
-            points = measured_points(self, broadcast, is_first)
-            self._clock = StepClock(points, broadcast)
-            self._branch_seconds = broadcast(self._scratch.seconds_to_fill())
-        self._use_cost(points)
+            self._use_cost(list(FLAT if isinstance(given, str) else given), 0.0)
+            return
+        points = measured_points(self, broadcast, is_first)
+        branch_seconds = broadcast(self._scratch.seconds_to_fill())
+        self._clock = StepClock(points, broadcast, branch_seconds)
+        self._use_cost(points, branch_seconds)
 
-    def _use_cost(self, points: Sequence[tuple[int, float]]) -> None:
+    def _use_cost(self, points: Sequence[tuple[int, float]], branch_seconds: float) -> None:
         self.step_cost_points = [(count, round(cost, 6)) for count, cost in points]
-        branch_cost = self._branch_seconds / points[0][1]
-        self.drafter.use_cost(StepCost(points, self.max_num_tokens), branch_cost)
+        self.branch_cost = branch_seconds / points[0][1]
+        self.drafter.use_cost(StepCost(points, self.max_num_tokens), self.branch_cost)
 
     # ---- feed --------------------------------------------------------------------------------
 

@@ -35,6 +35,11 @@ class StepPlan:
         """Requests that decode in this step, each with its own state."""
         return len(self.trees) + len(self.linear)
 
+    @property
+    def num_branches(self) -> int:
+        """Branches beside the primary ones."""
+        return sum(len(placed.scratch) for placed in self.trees.values())
+
     def has(self, req_id: str) -> bool:
         """Whether the request decodes in this step, with its own state."""
         return req_id in self.trees or req_id in self.linear

@@ -154,35 +154,41 @@ class StepClock:
     PERIOD = 64
     """Steps from one correction of the curve in use to the next."""
 
-    def __init__(self, points: Points, broadcast: Broadcast) -> None:
+    def __init__(self, points: Points, broadcast: Broadcast, branch_seconds: float = 0.0) -> None:
         """
         Args:
             points: the curve to start from.
+            branch_seconds: what a branch adds to a step, to start from.
             broadcast: see `Broadcast`. Times differ between ranks, so the first one's count.
         """
-        self._cost = RunningCost(points)
+        self._cost = RunningCost(points, branch_seconds)
         self._broadcast = broadcast
         self._steps = 0
         self._tokens = 0
+        self._branches = 0
         self._began = 0.0
         self.points = points
         """The curve in use."""
+        self.branch_seconds = branch_seconds
+        """What a branch is taken to add."""
 
-    def begin_step(self, tokens: int) -> bool:
+    def begin_step(self, tokens: int, branches: int = 0) -> bool:
         """A step begins, the one before it ends; all ranks call this for every step.
 
         Args:
             tokens: tokens that it feeds, 0 if its time says nothing about decoding.
+            branches: branches in them beside the primary ones.
 
         Returns:
             Whether the curve in use was corrected.
         """
         now = time.perf_counter()
         if tokens and self._tokens:
-            self._cost.observe(self._tokens, now - self._began)
-        self._tokens, self._began = tokens, now
+            self._cost.observe(self._tokens, now - self._began, self._branches)
+        self._tokens, self._branches, self._began = tokens, branches, now
         self._steps += 1
         if self._steps % self.PERIOD:
             return False
-        self.points = self._broadcast(self._cost.points)
+        corrected = self._cost.points, self._cost.branch_seconds
+        self.points, self.branch_seconds = self._broadcast(corrected)
         return True

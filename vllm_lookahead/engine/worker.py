@@ -84,4 +84,5 @@ class LookaheadCPUWorker(CPUWorker):
             "pool_ngrams": drafter.pool_ngrams,
             "shared_tokens": drafter.shared_tokens,
             "step_cost": self.model_runner.step_cost_points,
+            "branch_cost": self.model_runner.branch_cost,
         }
