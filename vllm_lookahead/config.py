@@ -56,8 +56,7 @@ class LookaheadConfig:
 
     draft_length: int = _AUTO_SIZE
     """Most draft tokens that a step may accept, 1 to 127: by default N - 1 (W - 1 for Jacobi
-    decoding), and 12 where N is "auto". Only suffix matches and custom candidates are longer
-    than n-grams."""
+    decoding), and 12 where N is "auto". Candidates of the n-gram pool have N - 1 at most."""
 
     controller: bool = True
     """Whether each step feeds only what is worth its cost. Without, it feeds all that the sizes
