@@ -5,8 +5,6 @@ They need no text of anybody and no training (Stewart et al., "The N-Grammys", a
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +16,8 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 from vllm_lookahead.core.acceptance import BIGRAM_RANKS
 from vllm_lookahead.core.proposals import Bigrams
-from vllm_lookahead.engine.files import load_json, save_json
+from vllm_lookahead.engine.files import cache_file, load_json, save_json
 from vllm_lookahead.engine.step_cost import Broadcast
-from vllm_lookahead.machine import cache_folder
 from vllm_lookahead.request import EXTRA_ARG
 
 if TYPE_CHECKING:
@@ -73,8 +70,8 @@ def model_bigrams(runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_firs
 def cache_path(config: VllmConfig) -> Path:
     """The file for this model."""
     model = config.model_config
-    key = json.dumps([model.model, model.revision, str(model.dtype), str(model.quantization)])
-    return cache_folder() / "bigrams" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    key = [model.model, model.revision, str(model.dtype), str(model.quantization)]
+    return cache_file("bigrams", key)
 
 
 def _load(path: Path) -> Rows:

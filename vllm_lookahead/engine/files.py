@@ -1,15 +1,25 @@
-"""Small JSON files that a later start may find, or not."""
+"""Small JSON files in the cache folder that a later start may find, or not."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
 
+from vllm_lookahead.machine import cache_folder
+
 logger = init_logger("vllm.lookahead")
+
+
+def cache_file(kind: str, key: Sequence[object]) -> Path:
+    """The file of a kind for all that its content depends on, which JSON can hold."""
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return cache_folder() / kind / f"{name}.json"
 
 
 def load_json(path: Path) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +14,8 @@ from vllm.logger import init_logger
 
 from vllm_lookahead.compat import vllm_version
 from vllm_lookahead.core.cost import Points, RunningCost, StepCost
-from vllm_lookahead.engine.files import load_json, save_json
-from vllm_lookahead.machine import cache_folder, cpu_model
+from vllm_lookahead.engine.files import cache_file, load_json, save_json
+from vllm_lookahead.machine import cpu_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -77,7 +75,8 @@ def measured_points(
 def cache_path(config: VllmConfig) -> Path:
     """The file for this model, machine and configuration."""
     model = config.model_config
-    key = json.dumps(
+    return cache_file(
+        "step-cost",
         [
             vllm_version(),
             torch.__version__,
@@ -91,10 +90,8 @@ def cache_path(config: VllmConfig) -> Path:
             os.environ.get("LD_PRELOAD", ""),
             torch.get_num_threads(),
             cpu_model(),
-        ]
+        ],
     )
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return cache_folder() / "step-cost" / f"{name}.json"
 
 
 def _load(path: Path) -> Points | None:
