@@ -47,8 +47,8 @@ def test_nothing_is_found_under_another_key() -> None:
 
 
 def test_tokens_outside_of_the_vocabulary_are_never_found() -> None:
-    shared = SharedTexts(100)
-    shared.add("a", [1, 300, 2, 1], vocab_size=300)
+    shared = SharedTexts(100, vocab_size=300)
+    shared.add("a", [1, 300, 2, 1])
     assert found(shared, "a", 1) == (-1, ())
     assert found(shared, "a", 300) == (0, ((2, 1),))
 

@@ -118,7 +118,9 @@ def test_other_model_is_asked_for_itself(model: Model) -> None:
     assert model.asked
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '[["a"]]', "[[1.5]]", "null", '{"0": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '[["a"]]', "[[1.5]]", "[[-1]]", f"[[{VOCAB}]]", "null", '{"0": [1]}']
+)
 def test_unusable_file_is_replaced(model: Model, text: str) -> None:
     path = cache_path(Runner().vllm_config)
     path.parent.mkdir(parents=True)

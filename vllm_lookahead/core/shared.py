@@ -13,12 +13,14 @@ class SharedTexts:
     The keys used longest ago leave first; within a key the older half.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int | None = None) -> None:
         """
         Args:
             capacity: tokens kept in all.
+            vocab_size: as for `SuffixIndex`.
         """
         self._capacity = capacity
+        self._vocab_size = vocab_size
         # In the order of their last use.
         self._indices: dict[Hashable, SuffixIndex] = {}
 
@@ -26,18 +28,12 @@ class SharedTexts:
         """Number of tokens held."""
         return sum(map(len, self._indices.values()))
 
-    def add(self, key: Hashable, text: Sequence[int], vocab_size: int | None = None) -> None:
-        """Keep ``text``, of which no more than the capacity's last tokens.
-
-        Args:
-            key: whose text it is.
-            text: token ids.
-            vocab_size: as for `SuffixIndex`; the same for all texts.
-        """
+    def add(self, key: Hashable, text: Sequence[int]) -> None:
+        """Keep ``text``, of which no more than the capacity's last tokens."""
         index = self._indices.pop(key, None)
         if index is None:
             # It holds up to twice its own capacity.
-            index = SuffixIndex(max(1, self._capacity // 2), vocab_size)
+            index = SuffixIndex(max(1, self._capacity // 2), self._vocab_size)
         index.extend(text[-self._capacity :], 0)
         self._indices[key] = index
         while len(self) > self._capacity and len(self._indices) > 1:

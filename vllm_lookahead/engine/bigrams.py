@@ -45,14 +45,15 @@ def model_bigrams(runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_firs
         is_first: whether this is the first rank, which reads and writes the file.
     """
     config = runner.vllm_config
-    wanted = min(runner.drafter.config.bigram_tokens, config.model_config.get_vocab_size())
+    vocab_size = config.model_config.get_vocab_size()
+    wanted = min(runner.drafter.config.bigram_tokens, vocab_size)
     path = cache_path(config)
     in_step = config.parallel_config.data_parallel_size > 1
     rows: Rows = []
     if in_step:
         wanted = min(wanted, IN_STEP_TOKENS)
     else:
-        rows = broadcast(_load(path) if is_first else None)
+        rows = broadcast(_load(path, vocab_size) if is_first else None)
     known = len(rows)
     begin = time.perf_counter()
     for first in range(known, wanted, step := _requests_at_once(runner)):
@@ -74,10 +75,13 @@ def cache_path(config: VllmConfig) -> Path:
     return cache_file("bigrams", key)
 
 
-def _load(path: Path) -> Rows:
+def _load(path: Path, vocab_size: int) -> Rows:
     rows = load_json(path)
+    # The folder of a model may hold another one by now, with fewer tokens.
     if isinstance(rows, list) and all(
-        isinstance(row, list) and all(isinstance(token, int) for token in row) for row in rows
+        isinstance(row, list)
+        and all(isinstance(token, int) and 0 <= token < vocab_size for token in row)
+        for row in rows
     ):
         return rows
     return []

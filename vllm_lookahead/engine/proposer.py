@@ -54,7 +54,7 @@ class LookaheadProposer:
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._shared: SharedTexts | None = None
         if "shared" in self.config.sources:
-            self._shared = SharedTexts(self.config.shared_capacity)
+            self._shared = SharedTexts(self.config.shared_capacity, self._vocab_size)
         self._shared_keys: dict[str, Hashable] = {}
         self._sequences: dict[str, SequenceState] = {}
         # Requests that decode plainly: they asked for it, or had a fault.
@@ -177,7 +177,7 @@ class LookaheadProposer:
         """Forget a sequence, but for its text if texts are shared."""
         state = self._sequences.get(req_id)
         if self._shared is not None and state is not None:
-            self._shared.add(self._shared_keys[req_id], state.tokens, self._vocab_size)
+            self._shared.add(self._shared_keys[req_id], state.tokens)
         self.release(req_id)
 
     def release(self, req_id: str) -> None:
