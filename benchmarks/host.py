@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -22,11 +20,11 @@ from benchmarks.engines import base_parser
 from benchmarks.methods import PromptEncoder, model_path
 from benchmarks.prompts import load
 from vllm_lookahead.config import LookaheadConfig
-from vllm_lookahead.core.acceptance import BIGRAM_RANKS, AcceptanceModel
+from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import Controller
 from vllm_lookahead.core.cost import StepCost
-from vllm_lookahead.core.proposals import Bigrams
 from vllm_lookahead.core.sequence import SequenceState
+from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk, walk_tree
 
@@ -36,27 +34,54 @@ STEPS = 60
 WARM_UP = 10
 LIMITS = {"max_nodes": 1024, "max_depth": 1024, "max_branches": 64}
 
+CORPUS = (("spec_bench", range(80), 0), ("gsm8k", range(80), 0))
+"""(set, rows, turn) of the prompts that the sequences are made of."""
+OTHERS = (
+    ("mt_bench", range(80), 0),
+    ("mt_bench", range(80), 1),
+    ("humaneval", range(80), 0),
+    ("gsm8k", range(80, 100), 0),
+)
+"""All other prompts: about 19000 tokens."""
 
-def corpus(args: argparse.Namespace) -> list[int]:
-    """All prompts of two sets as one text, in tokens."""
-    turns = [
+Prompts = Sequence[tuple[str, range, int]]
+
+
+def contents(args: argparse.Namespace, prompts: Prompts) -> list[str]:
+    return [
         message["content"]
-        for name in ("spec_bench", "gsm8k")
-        for [message] in load(args.data, name, range(80))
+        for name, rows, turn in prompts
+        for [message] in load(args.data, name, rows, turn)
     ]
-    return PromptEncoder(model_path(args)).text("\n".join(turns))
+
+
+def corpus(args: argparse.Namespace, encoder: PromptEncoder) -> list[int]:
+    """The sequences' prompts as one text, in tokens."""
+    return encoder.text("\n".join(contents(args, CORPUS)))
+
+
+def other_texts(args: argparse.Namespace, encoder: PromptEncoder) -> SuffixIndex:
+    """Texts of other prompts, where an engine has those that its model wrote."""
+    index = SuffixIndex(LookaheadConfig().model_text_tokens)
+    for content in contents(args, OTHERS):
+        index.extend(encoder.text(content), 0)
+    return index
 
 
 class Batch:
     """Sequences that go on as their texts do."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], context: int, bigrams: Bigrams) -> None:
+    def __init__(
+        self, texts: Sequence[Sequence[int]], context: int, model_text: SuffixIndex
+    ) -> None:
         acceptance = AcceptanceModel()
         config = LookaheadConfig().sized(1)
         self.controller = Controller(StepCost(CURVE, 4096))
         self.texts = texts
         self.states = [
-            SequenceState(config, text[:context], context, acceptance=acceptance, bigrams=bigrams)
+            SequenceState(
+                config, text[:context], context, acceptance=acceptance, model_text=model_text
+            )
             for text in texts
         ]
 
@@ -82,26 +107,13 @@ class Batch:
         return walks
 
 
-def text_bigrams(tokens: Sequence[int]) -> Bigrams:
-    """The commonest successors in the text, where an engine has those that its model expects."""
-    successors: dict[int, Counter[int]] = {}
-    limit = LookaheadConfig().bigram_tokens
-    for token, following in pairwise(tokens):
-        if token < limit:
-            successors.setdefault(token, Counter())[following] += 1
-    return {
-        token: [one for one, _ in counts.most_common(BIGRAM_RANKS)]
-        for token, counts in successors.items()
-    }
-
-
 def measure(
-    tokens: Sequence[int], bigrams: Bigrams, batch_size: int, context: int
+    tokens: Sequence[int], model_text: SuffixIndex, batch_size: int, context: int
 ) -> tuple[float, float, float]:
     """Milliseconds of propose, plan and verify."""
     need = context + (STEPS + WARM_UP + 1) * 16
     shift = max(1, (len(tokens) - need) // max(1, batch_size))
-    batch = Batch([tokens[i * shift :][:need] for i in range(batch_size)], context, bigrams)
+    batch = Batch([tokens[i * shift :][:need] for i in range(batch_size)], context, model_text)
     samples: list[tuple[float, float, float]] = []
     for _ in range(STEPS + WARM_UP):
         begin = time.perf_counter()
@@ -122,13 +134,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="the least of so many counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
-    tokens = corpus(args)
-    bigrams = text_bigrams(tokens)
+    encoder = PromptEncoder(model_path(args))
+    tokens = corpus(args, encoder)
+    model_text = other_texts(args, encoder)
     rows = []
     for context in args.context:
         for size in args.batch_size:
             best = min(
-                (measure(tokens, bigrams, size, context) for _ in range(args.repeats)), key=sum
+                (measure(tokens, model_text, size, context) for _ in range(args.repeats)), key=sum
             )
             rows.append((context, size, *best, sum(best)))
     if args.json:

@@ -72,7 +72,7 @@ def main() -> None:
     prompts = interleave(args, PromptEncoder(model_path(args)))
     configs = speculative_configs(args, console)
     options = {
-        name: engine_options(args, config, max_num_seqs=8) for name, config in configs.items()
+        name: engine_options(args, config, max_num_seqs=64) for name, config in configs.items()
     }
     before = machine()
     warm_up = PromptEncoder(model_path(args)).warm_up()

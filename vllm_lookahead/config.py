@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from typing import Any, Literal, cast
 
-BUILTIN_SOURCES = ("suffix", "bigram", "window", "output", "prompt", "shared")
-DEFAULT_SOURCES = ("suffix", "bigram", "window", "output", "prompt")
-TOKEN_SOURCES = ("suffix", "shared", "bigram")
+BUILTIN_SOURCES = ("suffix", "model", "window", "output", "prompt", "shared")
+DEFAULT_SOURCES = ("suffix", "model", "window", "output", "prompt")
+TOKEN_SOURCES = ("suffix", "shared", "model")
 """Sources that know what follows the last few tokens, and so make candidates token by token."""
 POOLED_SOURCES = ("window", "output", "prompt")
 """Sources that fill the n-gram pool."""
@@ -68,7 +68,7 @@ class LookaheadConfig:
 
     sources: tuple[str, ...] = DEFAULT_SOURCES
     """Where candidates come from. ``suffix``: what followed the longest match of the text's end;
-    ``bigram``: what the model expects after the last token alone, asked once at start-up;
+    ``model``: likewise, in text that the model wrote by itself at start-up;
     ``window`` (the window's trajectory), ``output`` (generated text) and ``prompt`` fill the
     n-gram pool; ``shared``: like ``suffix``, in the texts of finished requests; ``module:Class``
     names a `vllm_lookahead.core.sources.CandidateSource`."""
@@ -80,9 +80,8 @@ class LookaheadConfig:
     """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first. Of the
     text, the suffix source knows at least as many tokens."""
 
-    bigram_tokens: int = 4096
-    """Tokens of the vocabulary, from the first on, whose successors are asked for the ``bigram``
-    source, 1 to 1048576. Tokenizers give their first ids to bytes and common words."""
+    model_text_tokens: int = 25600
+    """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576."""
 
     shared_capacity: int = 65536
     """Tokens of finished requests that the ``shared`` source keeps, 1 to 16777216."""
@@ -98,7 +97,7 @@ class LookaheadConfig:
             if not _is_auto(getattr(self, key)):
                 _check_int(key, getattr(self, key), low, high, ' (or "auto")')
         _check_int("pool_capacity", self.pool_capacity, 1, 1 << 20)
-        _check_int("bigram_tokens", self.bigram_tokens, 1, 1 << 20)
+        _check_int("model_text_tokens", self.model_text_tokens, 1, 1 << 20)
         _check_int("shared_capacity", self.shared_capacity, 1, 1 << 24)
         _check_int("seed", self.seed, 0, (1 << 32) - 1)
         for key in ("verify_window", "controller"):
@@ -191,9 +190,9 @@ class LookaheadConfig:
         return max(window_depth, self.num_draft_tokens)
 
     @property
-    def uses_bigrams(self) -> bool:
-        """Whether the model's bigrams are wanted."""
-        return self.verification_set_size != 0 and "bigram" in self.sources
+    def uses_model_text(self) -> bool:
+        """Whether text that the model wrote by itself is wanted."""
+        return self.verification_set_size != 0 and "model" in self.sources
 
     @property
     def uses_pool(self) -> bool:

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_lookahead.core.acceptance import (
-    BIGRAM_RANKS,
     MATCHES,
+    MODEL,
     NUM_CLASSES,
     NUM_DEPTHS,
+    SHARED,
     SUFFIX,
     AcceptanceModel,
-    bigram_class,
+    Classified,
     classify,
+    classify_others,
+    confirm,
     custom_class,
     is_guessed,
     kind_of_match,
     pool_class,
-    shared_first,
 )
-from vllm_lookahead.core.suffix import MATCH_LENGTHS
+from vllm_lookahead.core.suffix import MATCH_LENGTHS, Followers
 
 RANKS = 4
 LENGTHS = range(len(MATCH_LENGTHS))
-SHARED_FIRSTS = [shared_first(1, own_match) for own_match in (0, 1, 2)]
-"""Beside a shorter, an equal and a longer match in one's own text."""
+
+Classify = Callable[[int, Followers], Classified]
+"""Classes of what followed a match."""
+
+
+def own(match: int, followers: Followers) -> Classified:
+    return classify(SUFFIX, match, followers)
+
+
+def confirmed(match: int, followers: Followers) -> Classified:
+    """In the own text, and in others too."""
+    return confirm(own(match, followers), followers)
+
+
+def denied(match: int, followers: Followers) -> Classified:
+    """In the own text, where others say something else."""
+    return confirm(own(match, followers), [(99, 1)])
+
+
+def beside(first: int, longer: int) -> Classify:
+    """In other texts, where the own text's match is so much longer."""
+    return lambda match, followers: classify_others(first, match, match + longer, followers)
+
+
+OWN: list[Classify] = [own, confirmed, denied]
+BESIDE = {first: [beside(first, longer) for longer in (-1, 0, 1)] for first in (MODEL, SHARED)}
+"""Of each kind of other texts: beside a shorter, an equal and a longer match in one's own."""
+TEXTS = [*OWN, *BESIDE[MODEL], *BESIDE[SHARED]]
 GUESSED = [
     pool_class(rank, pair, True) + depth
     for pair in (False, True)
@@ -41,16 +71,16 @@ RIVALRIES = [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2), (2, 3), (3,
 """(count, that of all others): no others, no more than the count, and more."""
 
 
-def class_of(count: int, others: int, newest: bool, match: int = 1, first: int = SUFFIX) -> int:
+def class_of(count: int, others: int, newest: bool, match: int = 1, text: Classify = own) -> int:
     """Class of a token that followed ``count`` times, and another one ``others`` times."""
     followers = [(7, count), (8, others)] if others else [(7, count)]
-    return dict(classify(first, match, followers if not newest else followers[::-1]))[7]
+    return dict(text(match, followers if not newest else followers[::-1]))[7]
 
 
-def text_classes(first: int) -> list[int]:
+def text_classes(text: Classify) -> list[int]:
     """Classes of all that may follow matches."""
     return [
-        class_of(count, others, newest, match, first)
+        class_of(count, others, newest, match, text)
         for match in LENGTHS
         for count, others in RIVALRIES
         for newest in (False, True)
@@ -60,8 +90,7 @@ def text_classes(first: int) -> list[int]:
 
 
 OTHERS = [
-    *(each for first in (SUFFIX, *SHARED_FIRSTS) for each in text_classes(first)),
-    *(bigram_class(rank, match) for match in (-1, 0, 4) for rank in range(BIGRAM_RANKS)),
+    *(each for text in TEXTS for each in text_classes(text)),
     *(first + depth for first in NGRAMS for depth in range(NUM_DEPTHS)),
 ]
 
@@ -101,25 +130,29 @@ def test_all_rivals_count_together() -> None:
     assert classified[8] == class_of(2, 4, True)
 
 
+@pytest.mark.parametrize("first", [MODEL, SHARED])
 @pytest.mark.parametrize(
-    ("match", "own_match", "like"), [(0, -1, 0), (4, -1, 0), (4, 3, 0), (0, 0, 1), (0, 4, 2)]
+    ("match", "own_match", "like"),
+    [(0, -1, 0), (3, -1, 0), (3, 2, 0), (0, 0, 1), (3, 3, 1), (0, 3, 2), (2, 3, 2)],
 )
 def test_other_texts_are_told_apart_by_whether_ones_own_match_is_shorter_equal_or_longer(
-    match: int, own_match: int, like: int
+    first: int, match: int, own_match: int, like: int
 ) -> None:
-    assert shared_first(match, own_match) == SHARED_FIRSTS[like]
+    followers = [(5, 1), (6, 2)]
+    expected = BESIDE[first][like](match, followers)
+    assert classify_others(first, match, own_match, followers) == expected
 
 
-@pytest.mark.parametrize(("length", "kind"), [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2), (6, 2)])
+def test_own_followers_are_told_apart_by_whether_other_texts_have_them_too() -> None:
+    followers = [(5, 1), (6, 2), (7, 1)]
+    # How often it followed there, and what else did, doesn't matter.
+    mixed = confirm(own(1, followers), [(8, 3), (6, 1)])
+    assert mixed == [denied(1, followers)[0], confirmed(1, followers)[1], denied(1, followers)[2]]
+
+
+@pytest.mark.parametrize(("length", "kind"), [(0, 0), (1, 1), (2, 1), (4, 2), (8, 2)])
 def test_kinds_of_matches_are_none_short_and_long(length: int, kind: int) -> None:
     assert kind_of_match(MATCH_LENGTHS.index(length) if length else -1) == kind < MATCHES
-
-
-def test_bigrams_are_told_apart_by_rank_and_kind_of_match() -> None:
-    for match in range(-1, len(MATCH_LENGTHS)):
-        for other in range(-1, len(MATCH_LENGTHS)):
-            same = kind_of_match(match) == kind_of_match(other)
-            assert (bigram_class(0, match) == bigram_class(0, other)) is same
 
 
 @pytest.mark.parametrize("rank", [RANKS, 100])
@@ -148,69 +181,65 @@ def test_first_estimates_are_probabilities_for_every_class() -> None:
     assert all(0 < each < 1 for each in probability)
 
 
-@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("newest", [False, True])
-def test_longer_matches_are_thought_likelier_at_first(first: int, newest: bool) -> None:
+def test_longer_matches_are_thought_likelier_at_first(text: Classify, newest: bool) -> None:
     probability = AcceptanceModel().probability
     for count, others in RIVALRIES[3:]:
-        by_length = [
-            probability[class_of(count, others, newest, match, first)] for match in LENGTHS
-        ]
+        by_length = [probability[class_of(count, others, newest, match, text)] for match in LENGTHS]
         assert by_length == sorted(set(by_length))
 
 
-@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("match", LENGTHS)
-def test_what_followed_more_often_is_thought_likelier_at_first(first: int, match: int) -> None:
+def test_what_followed_more_often_is_thought_likelier_at_first(text: Classify, match: int) -> None:
     probability = AcceptanceModel().probability
     for counts in (RIVALRIES[:3], RIVALRIES[3:6], RIVALRIES[6:]):
-        classes = [class_of(count, others, True, match, first) for count, others in counts]
+        classes = [class_of(count, others, True, match, text) for count, others in counts]
         assert [probability[each] for each in classes] == sorted(
             {probability[each] for each in classes}
         )
 
 
-@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_rivals_make_a_token_less_likely_at_first(first: int, count: int) -> None:
+def test_rivals_make_a_token_less_likely_at_first(text: Classify, count: int) -> None:
     probability = AcceptanceModel().probability
     for match in LENGTHS:
         alone, beside_few, beside_many = (
-            probability[class_of(count, others, True, match, first)] for others in (0, 1, 9)
+            probability[class_of(count, others, True, match, text)] for others in (0, 1, 9)
         )
         assert alone > beside_few > beside_many
 
 
-@pytest.mark.parametrize("first", [SUFFIX, *SHARED_FIRSTS])
-def test_newest_follower_is_thought_likelier_at_first_than_an_older_one(first: int) -> None:
+@pytest.mark.parametrize("text", TEXTS)
+def test_newest_follower_is_thought_likelier_at_first_than_an_older_one(text: Classify) -> None:
     probability = AcceptanceModel().probability
     for match in LENGTHS:
         for count, others in RIVALRIES[3:]:
             older, newer = (
-                probability[class_of(count, others, newest, match, first)]
+                probability[class_of(count, others, newest, match, text)]
                 for newest in (False, True)
             )
             assert newer > older
 
 
-def test_other_texts_are_trusted_less_at_first_than_ones_own_and_beside_a_longer_match_least() -> (
-    None
-):
+@pytest.mark.parametrize("first", [MODEL, SHARED])
+def test_other_texts_are_trusted_less_at_first_than_ones_own_and_beside_a_longer_match_least(
+    first: int,
+) -> None:
     probability = AcceptanceModel().probability
-    columns = [text_classes(first) for first in (SUFFIX, *SHARED_FIRSTS)]
+    columns = [text_classes(text) for text in (own, *BESIDE[first])]
     for same in zip(*columns, strict=True):
-        own, *others = (probability[each] for each in same)
-        assert own > others[0] > others[1] > others[2]
+        alone, *others = (probability[each] for each in same)
+        assert alone > others[0] > others[1] > others[2]
 
 
-def test_bigrams_are_trusted_less_at_first_by_rank_and_beside_matches() -> None:
+def test_own_followers_are_trusted_less_at_first_where_other_texts_say_something_else() -> None:
     probability = AcceptanceModel().probability
-    by_match = [
-        [probability[bigram_class(rank, match)] for rank in range(BIGRAM_RANKS)]
-        for match in (-1, 0, 4)
-    ]
-    for by_rank in [*by_match, *zip(*by_match, strict=True)]:
-        assert list(by_rank) == sorted(by_rank, reverse=True)
+    for same in zip(*map(text_classes, OWN), strict=True):
+        alone, agreed, against = (probability[each] for each in same)
+        assert agreed >= alone > against
 
 
 def test_later_ngrams_of_a_key_are_thought_less_likely_at_first() -> None:

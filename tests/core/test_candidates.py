@@ -250,9 +250,9 @@ def test_prediction_is_asked_for_the_end_of_the_text_with_what_was_added() -> No
 
     CandidateTree(model_of()).grow(predict, list(range(10, 20)), 3, PLENTY)
     assert asked == [
-        (14, 15, 16, 17, 18, 19),
-        (15, 16, 17, 18, 19, 1),
-        (16, 17, 18, 19, 1, 2),
+        (12, 13, 14, 15, 16, 17, 18, 19),
+        (13, 14, 15, 16, 17, 18, 19, 1),
+        (14, 15, 16, 17, 18, 19, 1, 2),
     ]
     assert {len(tail) for tail in asked} == {LONGEST_MATCH}
 

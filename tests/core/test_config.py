@@ -16,7 +16,7 @@ RANGES = [
     ("verification_set_size", 0, 128),
     ("draft_length", 1, 127),
     ("pool_capacity", 1, 1048576),
-    ("bigram_tokens", 1, 1048576),
+    ("model_text_tokens", 1, 1048576),
     ("shared_capacity", 1, 16777216),
     ("seed", 0, 4294967295),
 ]
@@ -128,7 +128,7 @@ def test_size_may_be_left_to_the_machine(key: str) -> None:
     assert getattr(LookaheadConfig(), key) == "auto"
 
 
-@pytest.mark.parametrize("key", ["pool_capacity", "bigram_tokens", "shared_capacity", "seed"])
+@pytest.mark.parametrize("key", ["pool_capacity", "model_text_tokens", "shared_capacity", "seed"])
 def test_what_is_no_size_is_not_left_to_the_machine(key: str) -> None:
     assert refusal(**{key: "auto"}).startswith(f"{key} must be an integer")
 
@@ -270,11 +270,11 @@ def test_misspelt_source_is_refused_with_the_nearest_builtin_one() -> None:
     assert "sources has 'promt'; did you mean 'prompt'?" in refusal(sources=["promt"])
 
 
-@pytest.mark.parametrize("name", ["elsewhere", "module:", ":Class", ":", ""])
+@pytest.mark.parametrize("name", ["elsewhere", "package.module:", ":Class", ":", ""])
 def test_source_that_is_neither_builtin_nor_a_class_path_is_refused(name: str) -> None:
     assert refusal(sources=[name]) == (
         f"sources has {name!r}. "
-        "Give suffix, bigram, window, output, prompt, shared or 'module:Class'."
+        "Give suffix, model, window, output, prompt, shared or 'module:Class'."
     )
 
 
@@ -323,7 +323,7 @@ def test_one_row_and_no_candidates_is_jacobi_decoding_of_the_whole_row(W: int, d
         (1, ["module:Class", "output"], True),
         (0, ["window", "output", "prompt"], False),
         (7, ["suffix", "prompt"], True),
-        (7, ["suffix", "shared", "bigram"], False),
+        (7, ["suffix", "shared", "model"], False),
         (7, ["module:Class"], False),
         (7, [], False),
     ],
@@ -338,17 +338,17 @@ def test_pool_is_used_only_for_candidates_from_the_sources_that_fill_it(
 @pytest.mark.parametrize(
     ("G", "sources", "expected"),
     [
-        (7, ["bigram"], True),
-        ("auto", ["suffix", "bigram"], True),
+        (7, ["model"], True),
+        ("auto", ["suffix", "model"], True),
         (7, ["suffix", "window", "output", "prompt", "shared"], False),
-        (0, ["bigram"], False),
+        (0, ["model"], False),
     ],
 )
-def test_bigrams_are_used_only_for_candidates_of_their_source(
+def test_model_writes_text_only_for_candidates_of_its_source(
     G: object, sources: list[str], expected: bool
 ) -> None:
     config = LookaheadConfig.from_mapping({"verification_set_size": G, "sources": sources})
-    assert config.uses_bigrams is expected
+    assert config.uses_model_text is expected
 
 
 def test_json_form_makes_an_equal_configuration() -> None:
@@ -362,7 +362,7 @@ def test_json_form_makes_an_equal_configuration() -> None:
         "sources": ["my.module:Class", "prompt"],
         "verify_window": False,
         "pool_capacity": 99,
-        "bigram_tokens": 999,
+        "model_text_tokens": 999,
         "shared_capacity": 9999,
         "scratch_fraction": 0.25,
         "seed": 17,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,20 +13,21 @@ from hypothesis import strategies as st
 from tests.trees import prefixes
 from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import (
-    BIGRAM_RANKS,
+    MODEL,
     NUM_CLASSES,
+    SHARED,
     SUFFIX,
     AcceptanceModel,
-    bigram_class,
     classify,
+    classify_others,
+    confirm,
     custom_class,
     pool_class,
-    shared_first,
 )
 from vllm_lookahead.core.candidates import CandidateTree, Chain
-from vllm_lookahead.core.proposals import Bigrams, Proposals
+from vllm_lookahead.core.proposals import Proposals
 from vllm_lookahead.core.shared import SharedTexts
-from vllm_lookahead.core.suffix import SuffixIndex
+from vllm_lookahead.core.suffix import MATCH_LENGTHS, SuffixIndex
 
 PLENTY = 1000
 
@@ -50,6 +52,11 @@ def index_of(*texts: list[int], vocab_size: int | None = None) -> SuffixIndex:
     return index
 
 
+def texts_of(source: str, *texts: list[int]) -> dict[str, Any]:
+    """The texts of ``shared`` or ``model``, as `proposed` takes them."""
+    return {"model_text" if source == "model" else source: index_of(*texts)}
+
+
 def proposed(
     sources: Sequence[str],
     text: list[int],
@@ -57,7 +64,7 @@ def proposed(
     length: int = 2,
     G: int = 8,
     shared: SuffixIndex | None = None,
-    bigrams: Bigrams | None = None,
+    model_text: SuffixIndex | None = None,
     vocab_size: int | None = None,
     model: AcceptanceModel | None = None,
     floor: float = 0.0,
@@ -70,7 +77,7 @@ def proposed(
         draft_length=length,
         sources=tuple(sources),
     )
-    proposals = Proposals(config, len(text), vocab_size, lambda: shared, bigrams)
+    proposals = Proposals(config, len(text), vocab_size, lambda: shared, model_text)
     proposals.extend(text, 0)
     tree = CandidateTree(model or AcceptanceModel(), floor=floor)
     proposals.ask(tree, text)
@@ -114,38 +121,109 @@ def test_what_follows_a_proposed_token_is_what_followed_the_text_with_it() -> No
     # 5 alone was followed by 7 last, but after 1 2 it was followed by 1.
     assert spelt(proposed(["suffix"], text)) == {
         **after((), classify(SUFFIX, 1, [(5, 1)])),
-        **after((5,), classify(SUFFIX, 2, [(1, 1)])),
+        **after((5,), classify(SUFFIX, 1, [(1, 1)])),
     }
 
 
-# Other requests' texts
+# Other texts: those of other requests, and the model's
 
 
-def test_other_texts_are_proposed_beside_the_own_one() -> None:
-    shared = index_of([9, 1, 2, 7])
-    assert spelt(proposed(["suffix", "shared"], [1, 2, 5, 1, 2], length=1, shared=shared)) == {
-        **after((), classify(SUFFIX, 1, [(5, 1)])),
-        **after((), classify(shared_first(1, 1), 1, [(7, 1)])),
+@pytest.mark.parametrize(("source", "first"), [("shared", SHARED), ("model", MODEL)])
+def test_other_texts_are_proposed_beside_the_own_one(source: str, first: int) -> None:
+    tree = proposed(["suffix", source], [1, 2, 5, 1, 2], length=1, **texts_of(source, [9, 1, 2, 7]))
+    # The own text's 5 isn't what followed the same two tokens there.
+    assert spelt(tree) == {
+        **after((), confirm(classify(SUFFIX, 1, [(5, 1)]), [(7, 1)])),
+        **after((), classify_others(first, 1, 1, [(7, 1)])),
     }
 
 
-def test_other_texts_are_asked_behind_proposed_tokens_too() -> None:
-    shared = index_of([5, 7, 8])
+@pytest.mark.parametrize(("source", "first"), [("shared", SHARED), ("model", MODEL)])
+def test_other_texts_are_asked_behind_proposed_tokens_too(source: str, first: int) -> None:
     # 5 is from the own text, 7 from the other one.
-    chains = spelt(proposed(["suffix", "shared"], [2, 5, 2], length=3, shared=shared))
+    chains = spelt(proposed(["suffix", source], [2, 5, 2], length=3, **texts_of(source, [5, 7, 8])))
     assert {(5,), (5, 2), (5, 7), (5, 7, 8)} <= set(chains)
-    assert chains[5, 7] == classify(shared_first(0, 1), 0, [(7, 1)])[0][1]
+    # After 2 5 the own text has a match of two tokens.
+    [(_, seven)] = classify_others(first, 0, 1, [(7, 1)])
+    assert chains[5, 7] == seven
 
 
-@pytest.mark.parametrize("shared", [None, index_of([])], ids=["none", "empty"])
-def test_without_other_texts_nothing_is_found_there(shared: SuffixIndex | None) -> None:
-    assert spelt(proposed(["shared"], [1, 2, 1], shared=shared)) == {}
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_own_followers_that_other_texts_have_too_are_confirmed(source: str) -> None:
+    # After 1 2 came 5 and 6 in the own text, and 6 in the other one.
+    own, others = [(5, 1), (6, 1)], [(6, 1)]
+    text = [1, 2, 5, 1, 2, 6, 1, 2]
+    tree = proposed(["suffix", source], text, length=1, **texts_of(source, [1, 2, 6]))
+    assert spelt(tree) == after((), confirm(classify(SUFFIX, 1, own), others))
 
 
-def test_other_texts_are_not_asked_unless_they_are_a_source() -> None:
-    shared = index_of([1, 2, 3])
-    assert spelt(proposed(["suffix"], [2], shared=shared)) == {}
-    assert set(spelt(proposed(["shared"], [2], shared=shared))) == {(3,)}
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_shorter_match_in_other_texts_neither_confirms_nor_denies(source: str) -> None:
+    text = [1, 2, 5, 1, 2, 6, 1, 2]
+    tree = proposed(["suffix", source], text, length=1, **texts_of(source, [9, 2, 6]))
+    assert spelt(tree) == after((), classify(SUFFIX, 1, [(5, 1), (6, 1)]))
+
+
+@pytest.mark.parametrize(
+    ("shared", "model_text", "token", "first", "match"),
+    [
+        ([1, 2, 7], [2, 8], 7, SHARED, 1),
+        ([2, 7], [1, 2, 8], 8, MODEL, 1),
+        ([1, 2, 7], [1, 2, 8], 7, SHARED, 1),
+        ([2, 7], [2, 8], 7, SHARED, 0),
+        ([2, 7], [9, 8], 7, SHARED, 0),
+        ([9, 7], [2, 8], 8, MODEL, 0),
+    ],
+    ids=["shared longer", "model longer", "both long", "both short", "shared only", "model only"],
+)
+def test_of_shared_texts_and_the_models_the_longer_match_is_asked_or_else_the_shared_one(
+    shared: list[int], model_text: list[int], token: int, first: int, match: int
+) -> None:
+    for sources in (["model", "shared"], ["shared", "model"]):
+        tree = proposed(
+            sources, [1, 2], length=1, shared=index_of(shared), model_text=index_of(model_text)
+        )
+        assert spelt(tree) == after((), classify_others(first, match, -1, [(token, 1)]))
+
+
+def test_own_followers_are_confirmed_by_the_other_texts_that_are_asked() -> None:
+    # The model's text would confirm, but the shared one has the longer match.
+    own = classify(SUFFIX, 1, [(5, 1)])
+    tree = proposed(
+        ["suffix", "model", "shared"],
+        [0, 3, 1, 2, 5, 1, 2],
+        length=1,
+        shared=index_of([2, 5, 1, 2, 6]),
+        model_text=index_of([1, 2, 5]),
+    )
+    assert spelt(tree) == {
+        **after((), confirm(own, [(6, 1)])),
+        **after((), classify_others(SHARED, 2, 1, [(6, 1)])),
+    }
+
+
+@pytest.mark.parametrize("source", ["shared", "model"])
+@pytest.mark.parametrize(("size", "tokens"), [(3, [5, 6]), (4, [5])])
+def test_other_texts_are_not_asked_beside_a_match_of_four_tokens_in_the_own_one(
+    source: str, size: int, tokens: list[int]
+) -> None:
+    same = list(range(10, 10 + size))
+    others = texts_of(source, [1, 2, 3, 4, 5, *same, 6])
+    tree = proposed(["suffix", source], [*same, 5, *same], length=1, **others)
+    assert sorted(tree.tokens[1:]) == tokens
+
+
+@pytest.mark.parametrize("texts", [None, index_of([])], ids=["none", "empty"])
+def test_without_other_texts_nothing_is_found_there(texts: SuffixIndex | None) -> None:
+    tree = proposed(["shared", "model"], [1, 2, 1], shared=texts, model_text=texts)
+    assert spelt(tree) == {}
+
+
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_other_texts_are_not_asked_unless_they_are_a_source(source: str) -> None:
+    texts = texts_of(source, [1, 2, 3])
+    assert spelt(proposed(["suffix"], [2], **texts)) == {}
+    assert set(spelt(proposed([source], [2], **texts))) == {(3,)}
 
 
 def test_texts_that_finish_later_are_found_from_then_on() -> None:
@@ -161,44 +239,10 @@ def test_texts_that_finish_later_are_found_from_then_on() -> None:
     assert sizes == [0, 1]
 
 
-def test_token_that_several_texts_propose_is_one_candidate() -> None:
-    shared = index_of([1, 5], [1, 6])
-    bigrams = {1: [6, 5, 7]}
-    tree = proposed(
-        ["suffix", "shared", "bigram"], [1, 5, 1], length=1, shared=shared, bigrams=bigrams
-    )
-    assert sorted(tree.tokens[1:]) == [5, 6, 7]
-
-
-# Bigrams
-
-
-def test_successors_of_the_last_token_and_of_proposed_ones_are_proposed() -> None:
-    bigrams = {2: [3, 4], 3: [5]}
-    assert spelt(proposed(["bigram"], [1, 2], bigrams=bigrams)) == {
-        (3,): bigram_class(0, -1),
-        (4,): bigram_class(1, -1),
-        (3, 5): bigram_class(0, -1),
-    }
-
-
-def test_successors_rank_as_they_stand_in_the_table_beside_the_match() -> None:
-    # After 2 came 9, and the model's second guess is what the text proposes already.
-    chains = spelt(proposed(["suffix", "bigram"], [2, 9, 2], length=1, bigrams={2: [5, 9, 6]}))
-    assert chains == {
-        **after((), classify(SUFFIX, 0, [(9, 1)])),
-        (5,): bigram_class(0, 0),
-        (6,): bigram_class(2, 0),
-    }
-
-
-def test_no_more_successors_than_are_told_apart_are_proposed() -> None:
-    tree = proposed(["bigram"], [2], length=1, bigrams={2: range(10, 20)})
-    assert tree.tokens[1:] == list(range(10, 10 + BIGRAM_RANKS))
-
-
-def test_successors_are_not_proposed_unless_they_are_a_source() -> None:
-    assert spelt(proposed(["suffix"], [2], bigrams={2: [5]})) == {}
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_token_that_several_texts_propose_is_one_candidate(source: str) -> None:
+    tree = proposed(["suffix", source], [1, 5, 1], length=1, **texts_of(source, [1, 5], [1, 6]))
+    assert sorted(tree.tokens[1:]) == [5, 6]
 
 
 # The pool
@@ -209,7 +253,7 @@ def test_ngrams_after_the_same_two_tokens_rank_before_the_others_beside_suffix_m
     text = [1, 2, 3, 1, 2, 4, 1, 9, 2, 5, 6, 1, 2]
     model = AcceptanceModel()
     # So that tokens which the text proposes, too, are of the n-grams' classes.
-    own = range(SUFFIX, shared_first(0, -1))
+    own = range(SUFFIX, MODEL)
     model.probability[own.start : own.stop] = [0.0] * len(own)
     beside, alone = (
         {chain[0]: each for chain, each in spelt(tree).items() if len(chain) == 1}
@@ -258,7 +302,7 @@ def test_ngrams_of_the_window_are_proposed_as_guesses() -> None:
     [
         (["suffix", "prompt", NAME], [3, 6, 5, 7]),
         ([NAME, "prompt", "suffix"], [5, 7, 3, 6]),
-        ([NAME, "bigram", "prompt", "suffix"], [5, 7, 3, 9, 6]),
+        ([NAME, "model", "prompt", "suffix"], [5, 7, 3, 9, 6]),
         (["prompt", NAME, "shared"], [6, 3, 5, 7, 8]),
     ],
 )
@@ -270,7 +314,7 @@ def test_candidates_come_in_the_order_of_their_sources(
         sources,
         [1, 2, 3, 4, 2, 6, 1, 2],
         shared=index_of([2, 8]),
-        bigrams={2: [9]},
+        model_text=index_of([2, 9]),
         length=1,
     )
     assert [tree.tokens[child] for child in tree.children[0]] == firsts
@@ -288,7 +332,7 @@ def test_token_that_several_sources_propose_is_one_candidate_of_the_likeliest(
     tree = proposed(sources, text)
     classes = {
         5: [classify(SUFFIX, 1, [(5, 1)])[0][1], pool_class(0, True, False), custom_class(0)],
-        6: [classify(SUFFIX, 2, [(6, 1)])[0][1], pool_class(0, True, False) + 1],
+        6: [classify(SUFFIX, 1, [(6, 1)])[0][1], pool_class(0, True, False) + 1],
     }
     probability = AcceptanceModel().probability
     best = {token: max(each, key=probability.__getitem__) for token, each in classes.items()}
@@ -314,10 +358,10 @@ def test_one_candidate_is_as_long_as_the_draft() -> None:
     }
 
 
-@pytest.mark.parametrize("sources", [["suffix", "bigram", "shared", "prompt", NAME], []])
+@pytest.mark.parametrize("sources", [["suffix", "model", "shared", "prompt", NAME], []])
 def test_without_candidates_nothing_is_asked_or_kept(sources: list[str]) -> None:
     text = [1, 2, 1]
-    tree = proposed(sources, text, G=0, shared=index_of(text), bigrams={1: [2]})
+    tree = proposed(sources, text, G=0, shared=index_of(text), model_text=index_of(text))
     assert spelt(tree) == {}
 
 
@@ -327,8 +371,9 @@ def test_without_candidates_nothing_is_asked_or_kept(sources: list[str]) -> None
         (["suffix"], [1, 2], 0),
         (["suffix"], [1, 1], 1),
         (["suffix"], [1, 2, 1, 2], 1),
-        (["suffix"], [1, 2, 3, 1, 2, 3], 2),
-        (["prompt"], [1, 2, 3, 1, 2, 3], 0),
+        (["suffix"], [1, 2, 3, 1, 2, 3], 1),
+        (["suffix"], [1, 2, 3, 4, 1, 2, 3, 4], 2),
+        (["prompt"], [1, 2, 3, 4, 1, 2, 3, 4], 0),
     ],
 )
 def test_kind_of_the_step_is_that_of_the_match_in_the_own_text(
@@ -342,29 +387,30 @@ def test_kind_of_the_step_is_that_of_the_match_in_the_own_text(
 # Any texts
 
 TEXTS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
-BIGRAMS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(0, 3), unique=True))
-TOKEN_SOURCES = st.sets(st.sampled_from(["suffix", "shared", "bigram"]), min_size=1).map(sorted)
+TOKEN_SOURCES = st.sets(st.sampled_from(["suffix", "shared", "model"]), min_size=1).map(sorted)
 
 
-@given(TEXTS, TEXTS, BIGRAMS, TOKEN_SOURCES)
+@given(TEXTS, TEXTS, TEXTS, TOKEN_SOURCES)
 def test_each_token_is_followed_by_what_the_sources_say_of_the_text_with_it(
-    text: list[int], other: list[int], bigrams: Bigrams, sources: list[str]
+    text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    own, shared = index_of(text), index_of(other)
-    tree = proposed(sources, text, shared=shared, bigrams=bigrams, length=3, G=3)
+    indices = {"suffix": index_of(text), "shared": index_of(other), "model": index_of(model_text)}
+    tree = proposed(
+        sources, text, shared=indices["shared"], model_text=indices["model"], length=3, G=3
+    )
     chains: list[Chain] = [()]
     expanded = 0
     for node in range(len(tree.tokens)):
         if node:
             chains.append((*chains[tree.parents[node]], tree.tokens[node]))
         tail = (*text, *chains[node])
-        said: set[int] = set()
-        if "suffix" in sources:
-            said |= dict(own.followers(tail)[1]).keys()
-        if "shared" in sources:
-            said |= dict(shared.followers(tail)[1]).keys()
-        if "bigram" in sources:
-            said |= set(bigrams.get(tail[-1], [])[:BIGRAM_RANKS])
+        found = {name: indices[name].followers(tail) for name in sources}
+        # No other texts beside four tokens of the own one, else those with the longer match.
+        asked = {"suffix"}
+        if found.get("suffix", (-1, ()))[0] < MATCH_LENGTHS.index(4):
+            longer = found.get("model", (-2, ()))[0] > found.get("shared", (-2, ()))[0]
+            asked.add("model" if longer else "shared")
+        said = {token for name in asked & found.keys() for token, _ in found[name][1]}
         children = [tree.tokens[child] for child in tree.children[node]]
         assert len(children) == len(set(children))
         assert set(children) in (said, set())
@@ -373,22 +419,20 @@ def test_each_token_is_followed_by_what_the_sources_say_of_the_text_with_it(
     assert bool(expanded) is (len(tree.tokens) > 1)
 
 
-@given(TEXTS, TEXTS, BIGRAMS, st.permutations(["suffix", "shared", "bigram", "prompt"]))
+@given(TEXTS, TEXTS, TEXTS, st.permutations(["suffix", "shared", "model", "prompt"]))
 def test_no_token_outside_of_the_vocabulary_is_proposed(
-    text: list[int], other: list[int], bigrams: Bigrams, sources: list[str]
+    text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    # The model's bigrams are of its vocabulary, which ends before 4.
-    tree = proposed(
-        sources, text, shared=index_of(other, vocab_size=4), bigrams=bigrams, vocab_size=4
-    )
+    shared, written = (index_of(each, vocab_size=4) for each in (other, model_text))
+    tree = proposed(sources, text, shared=shared, model_text=written, vocab_size=4)
     assert max(tree.tokens) < 4
 
 
-@given(TEXTS, TEXTS, BIGRAMS, st.permutations(["suffix", "shared", "bigram", "prompt", NAME]))
+@given(TEXTS, TEXTS, TEXTS, st.permutations(["suffix", "shared", "model", "prompt", NAME]))
 def test_no_chain_is_proposed_twice_in_whichever_order_the_sources_are_asked(
-    text: list[int], other: list[int], bigrams: Bigrams, sources: list[str]
+    text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    tree = proposed(sources, text, shared=index_of(other), bigrams=bigrams)
+    tree = proposed(sources, text, shared=index_of(other), model_text=index_of(model_text))
     assert prefixes(list(spelt(tree))) == {*spelt(tree), ()}
 
 

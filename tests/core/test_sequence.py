@@ -449,7 +449,7 @@ def test_hits_and_misses_are_learned_by_source_quality_and_depth() -> None:
     # One observation beside six: 3 and 4 after 1 2, 1 after 1 2 4; 5 doesn't follow 1 2.
     hit, miss = pytest.approx(4 / 7), pytest.approx(3 / 7)
     after_root = dict(classify(SUFFIX, 1, [(3, 1), (4, 1)]))
-    after_four = dict(classify(SUFFIX, 2, [(1, 1)]))
+    after_four = dict(classify(SUFFIX, 1, [(1, 1)]))
     assert learned == {
         after_root[3]: miss,
         after_root[4]: hit,

@@ -9,13 +9,13 @@ different: what it brings is only known when it is fed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_lookahead.core.suffix import MATCH_LENGTHS, Followers
 
 NUM_DEPTHS = 16
 """Depths that are told apart: classes of an n-gram's tokens follow each other up to there."""
 _RANKS = 4
-BIGRAM_RANKS = 4
-"""Most successors of a token that are taken from the model's bigrams."""
 _COUNTS = 3
 _RIVALRIES = 3
 _INITIAL_WEIGHT = 6.0
@@ -23,41 +23,36 @@ _INITIAL_WEIGHT = 6.0
 _MEMORY = 400.0
 """Observations that count; older ones fade."""
 
+Classified = list[tuple[int, int]]
+"""(token, class)."""
+
 # (match, count, rivalry, newest) of a follower.
 _FOLLOWERS_OF_MATCH = _COUNTS * _RIVALRIES * 2
 _FOLLOWERS = len(MATCH_LENGTHS) * _FOLLOWERS_OF_MATCH
 
 SUFFIX = 0
-SHARED = SUFFIX + _FOLLOWERS
-BIGRAM = SHARED + 3 * _FOLLOWERS
-POOL = BIGRAM + 3 * BIGRAM_RANKS
+MODEL = SUFFIX + 3 * _FOLLOWERS
+SHARED = MODEL + 3 * _FOLLOWERS
+POOL = SHARED + 3 * _FOLLOWERS
 CUSTOM = POOL + 4 * _RANKS * NUM_DEPTHS
 NUM_CLASSES = CUSTOM + _RANKS * NUM_DEPTHS
 
+LONG_MATCH = 2
+"""Matches that are long, from ``MATCH_LENGTHS[LONG_MATCH]`` tokens on."""
 MATCHES = 3
 """Kinds of matches in the sequence's own text: none, a short one, a long one."""
 
 
 def kind_of_match(match: int) -> int:
     """Which of the `MATCHES` kinds it is, as returned by `SuffixIndex.followers`."""
-    return 0 if match < 0 else 1 if MATCH_LENGTHS[match] <= 2 else 2
+    return 0 if match < 0 else 1 if match < LONG_MATCH else 2
 
 
-def shared_first(match: int, own_match: int) -> int:
-    """First class of the followers in other requests' texts, as `classify` wants it.
-
-    Args:
-        match: as returned by `SuffixIndex.followers` for the other texts.
-        own_match: and for the sequence's own.
-    """
-    return SHARED + (0 if match > own_match else 1 if match == own_match else 2) * _FOLLOWERS
-
-
-def classify(first: int, match: int, followers: Followers) -> list[tuple[int, int]]:
-    """(token, class) of what followed a match.
+def classify(first: int, match: int, followers: Followers) -> Classified:
+    """What followed a match.
 
     Args:
-        first: `SUFFIX` for the sequence's own text, else `shared_first`.
+        first: `SUFFIX` for the sequence's own text.
         match: there are ``MATCH_LENGTHS[match]`` tokens that agree.
         followers: the newest last.
     """
@@ -75,14 +70,31 @@ def classify(first: int, match: int, followers: Followers) -> list[tuple[int, in
     return classified
 
 
-def bigram_class(rank: int, match: int) -> int:
-    """Class of a successor among the model's bigrams.
+def classify_others(first: int, match: int, own_match: int, followers: Followers) -> Classified:
+    """What followed a match in other texts than the sequence's own.
 
     Args:
-        rank: 0 for the likeliest, below `BIGRAM_RANKS`.
-        match: as returned by `SuffixIndex.followers` for the same place.
+        first: `MODEL` or `SHARED`.
+        match: as in `classify`, in the other texts.
+        own_match: and in the sequence's own, -1 without one.
+        followers: as in `classify`.
     """
-    return BIGRAM + kind_of_match(match) * BIGRAM_RANKS + rank
+    relation = 0 if match > own_match else 1 if match == own_match else 2
+    return classify(first + relation * _FOLLOWERS, match, followers)
+
+
+def confirm(classified: Classified, others: Followers) -> Classified:
+    """What followed a match in the own text, knowing what did in other texts.
+
+    Args:
+        classified: by `classify` with `SUFFIX`.
+        others: of a match in other texts that is no shorter.
+    """
+    known = {token for token, _ in others}
+    return [
+        (token, token_class + (_FOLLOWERS if token in known else 2 * _FOLLOWERS))
+        for token, token_class in classified
+    ]
 
 
 def pool_class(rank: int, pair: bool, guessed: bool) -> int:
@@ -108,9 +120,12 @@ def is_guessed(token_class: int) -> bool:
 
 def _initial() -> list[float]:
     """First estimates, rounded from mt_bench, humaneval and gsm8k on SmolLM2-135M."""
-    own = _initial_followers((0.28, 0.55, 0.65, 0.7, 0.86))
-    shared = _initial_followers((0.08, 0.25, 0.45, 0.55, 0.75))
-    bigrams = (0.2, 0.08, 0.05, 0.04, 0.06, 0.03, 0.02, 0.02, 0.03, 0.02, 0.01, 0.01)
+    own = _initial_followers((0.35, 0.6, 0.7, 0.88), (1.0, 0.5, 0.3))
+    # Other texts may be silent, agree or disagree.
+    owns = [share * chance for share in (1.0, 1.0, 0.65) for chance in own]
+    other = _initial_followers((0.1, 0.2, 0.4, 0.65), (1.0, 0.4, 0.15))
+    # What other texts say is worth less beside an equal or a longer match in one's own.
+    others = [share * chance for share in (1.0, 0.4, 0.2) for chance in other]
     firsts = [
         *(0.28, 0.12, 0.08, 0.03),  # text after the key
         *(0.42, 0.18, 0.09, 0.05),  # text after the key and the token before it
@@ -123,18 +138,16 @@ def _initial() -> list[float]:
         for first in firsts
         for depth in range(NUM_DEPTHS)
     ]
-    # What other texts say is worth less beside an equal or a longer match in one's own.
-    others = [share * chance for share in (1.0, 0.7, 0.5) for chance in shared]
-    return [*own, *others, *bigrams, *ngrams]
+    return [*owns, *others, *others, *ngrams]
 
 
-def _initial_followers(firsts: tuple[float, ...]) -> list[float]:
-    """By match, for a token that followed it once, and nothing else did."""
+def _initial_followers(firsts: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """By match, for a token that followed it once, and nothing else did; less with rivals."""
     return [
         (first + (0.98 - first) * certainty) * share * (0.8 + 0.2 * newest)
         for first in firsts
         for certainty in (0.0, 0.3, 0.5)
-        for share in (1.0, 0.55, 0.35)
+        for share in shares
         for newest in (0, 1)
     ]
 
@@ -150,8 +163,8 @@ class AcceptanceModel:
         """[NUM_CLASSES] chance of a token to be right when the one before it is."""
         self._weight = [_INITIAL_WEIGHT] * NUM_CLASSES
         # Tokens gained by a fed window at once (by kind of step) and later through the pool.
-        self._window_gain = [0.1, 0.05, 0.01]
-        self._window_return = 0.06
+        self._window_gain = [0.05, 0.03, 0.01]
+        self._window_return = 0.03
 
     def learn(self, token_class: int, hit: bool) -> None:
         """Take note of a candidate token that the model did or did not say."""

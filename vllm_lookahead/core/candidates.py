@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from vllm_lookahead.core.acceptance import NUM_DEPTHS, AcceptanceModel, is_guessed
+from vllm_lookahead.core.acceptance import NUM_DEPTHS, AcceptanceModel, Classified, is_guessed
 from vllm_lookahead.core.controller import EVERYTHING
 from vllm_lookahead.core.suffix import LONGEST_MATCH
 
 Chain = tuple[int, ...]
-Predict = Callable[[Chain], list[tuple[int, int]]]
-"""(token, class) of what may follow the end of a text; a token's likeliest class counts."""
+Predict = Callable[[Chain], Classified]
+"""What may follow the end of a text; a token's likeliest class counts."""
 
 
 class CandidateTree:
@@ -75,7 +75,7 @@ class CandidateTree:
                     end = (*tail, token)[-LONGEST_MATCH:]
                     heappush(open_nodes, (-chance, child, depth + 1, end))
 
-    def _likeliest_first(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _likeliest_first(self, found: Classified) -> Classified:
         probability = self._model.probability
         found.sort(key=lambda item: -probability[item[1]])
         # The first class of each token; dictionaries keep their order.

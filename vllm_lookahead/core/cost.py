@@ -55,7 +55,11 @@ class RunningCost:
     LOCAL_RATE = 0.05
     """Share of an error by which the points next to the observation are corrected."""
     COMMON_RATE = 0.02
-    """Share of it by which all points are: much of what isn't seen is paid once per step."""
+    """Share of it by which all points are: much of what isn't seen is paid once per step, so the
+    first steps count for more, each as much as those before it together with the start."""
+
+    SETTLED = 20
+    """Steps after which what is left of an error says something about branches."""
 
     def __init__(self, points: Sequence[tuple[int, float]], branch_seconds: float = 0.0) -> None:
         """
@@ -65,6 +69,7 @@ class RunningCost:
         """
         self.branch_seconds = branch_seconds
         """What a branch adds, as corrected so far."""
+        self._observed = 0
         self._tokens = [float(tokens) for tokens, _ in points]
         self._seconds = [seconds for _, seconds in points]
 
@@ -93,10 +98,12 @@ class RunningCost:
         expected = self._seconds[left] * (1 - share) + self._seconds[right] * share
         expected += branches * self.branch_seconds
         error = min(max(seconds, expected / 2), expected * 2) - expected
-        error /= 1 + branches
-        if branches:
+        self._observed += 1
+        common = max(self.COMMON_RATE, 1 / (1 + self._observed))
+        if branches and self._observed > self.SETTLED:
+            error /= 1 + branches
             self.branch_seconds = max(0.0, self.branch_seconds + self.LOCAL_RATE * error)
-        corrections = [self.COMMON_RATE * error] * len(known)
+        corrections = [common * error] * len(known)
         corrections[left] += self.LOCAL_RATE * error * (1 - share)
         corrections[right] += self.LOCAL_RATE * error * share
         # What steps with many tokens save must not make those with few cost nothing.

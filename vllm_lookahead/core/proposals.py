@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from vllm_lookahead.config import POOLED_SOURCES, TOKEN_SOURCES, LookaheadConfig
 from vllm_lookahead.core.acceptance import (
-    BIGRAM_RANKS,
+    LONG_MATCH,
+    MODEL,
+    SHARED,
     SUFFIX,
-    bigram_class,
+    Classified,
     classify,
+    classify_others,
+    confirm,
     custom_class,
     kind_of_match,
     pool_class,
-    shared_first,
 )
 from vllm_lookahead.core.candidates import CandidateTree, Chain
 from vllm_lookahead.core.pool import NgramPool
 from vllm_lookahead.core.sources import CandidateSource, make_custom_sources
-from vllm_lookahead.core.suffix import LONGEST_MATCH, SuffixIndex
+from vllm_lookahead.core.suffix import LONGEST_MATCH, Followers, SuffixIndex
 
 FindShared = Callable[[], SuffixIndex | None]
 """Other requests' texts, None while there are none."""
-Bigrams = Mapping[int, Sequence[int]]
-"""The tokens that the model expects after a token, the likeliest first."""
 Ask = Callable[[CandidateTree, Sequence[int]], None]
 """Adds a source's candidates for what follows the text."""
 
 
 class Proposals:
-    """The sources of one sequence: suffix index, n-gram pool, shared texts, custom sources."""
+    """The sources of one sequence: its own text, n-gram pool, other texts, custom sources."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Proposals:
         prompt_size: int,
         vocab_size: int | None = None,
         find_shared: FindShared | None = None,
-        bigrams: Bigrams | None = None,
+        model_text: SuffixIndex | None = None,
     ) -> None:
         """
         Args:
@@ -47,7 +48,7 @@ class Proposals:
             vocab_size: when given, tokens of custom sources are checked against it, and those
                 of the text that lie outside of it (placeholders of images) are never proposed.
             find_shared: for the source ``shared``.
-            bigrams: for the source ``bigram``.
+            model_text: for the source ``model``.
         """
         self._config = config
         self._prompt_size = prompt_size
@@ -58,15 +59,15 @@ class Proposals:
         )
         self._suffixes: SuffixIndex | None = None
         self._find_shared: FindShared | None = None
-        self._bigrams: Bigrams = {}
+        self._model_text: SuffixIndex | None = None
         self._asked: list[Ask] = []
         if config.verification_set_size:
             if "suffix" in config.sources:
                 self._suffixes = SuffixIndex(config.pool_capacity, vocab_size)
             if "shared" in config.sources:
                 self._find_shared = find_shared
-            if config.uses_bigrams:
-                self._bigrams = bigrams or {}
+            if config.uses_model_text:
+                self._model_text = model_text
             self._asked = self._in_order()
 
     @property
@@ -134,24 +135,30 @@ class Proposals:
 
     def _grow(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """Candidates token by token: each is what the sources know to follow the one before."""
-        own, bigrams = self._suffixes, self._bigrams
+        own, model_text = self._suffixes, self._model_text
         shared = None if self._find_shared is None else self._find_shared()
 
-        def predict(tail: Chain) -> list[tuple[int, int]]:
+        def predict(tail: Chain) -> Classified:
             match, found = -1, []
             if own is not None:
                 match, followers = own.followers(tail)
                 if followers:
                     found = classify(SUFFIX, match, followers)
+            if match >= LONG_MATCH:
+                # Other texts hardly ever know better.
+                return found
+            best, first = -1, MODEL
+            others: Followers = ()
+            if model_text is not None:
+                best, others = model_text.followers(tail)
             if shared is not None:
                 shared_match, followers = shared.followers(tail)
-                if followers:
-                    first = shared_first(shared_match, match)
-                    found += classify(first, shared_match, followers)
-            successors = bigrams.get(tail[-1])
-            if successors is not None:
-                first = bigram_class(0, match)
-                found += zip(successors, range(first, first + BIGRAM_RANKS), strict=False)
+                if shared_match >= best:
+                    best, others, first = shared_match, followers, SHARED
+            if others:
+                if found and best >= match:
+                    found = confirm(found, others)
+                found += classify_others(first, best, match, others)
             return found
 
         tree.grow(predict, tokens, self._length, self._length * self._config.verification_set_size)

@@ -10,7 +10,8 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.candidates import CandidateTree, Chain
 from vllm_lookahead.core.controller import EVERYTHING, NOTHING
-from vllm_lookahead.core.proposals import Bigrams, FindShared, Proposals
+from vllm_lookahead.core.proposals import FindShared, Proposals
+from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.core.tree import IntArray, TokenTree, build_tree
 from vllm_lookahead.core.verify import Walk
 from vllm_lookahead.core.window import LookaheadWindow
@@ -31,7 +32,7 @@ class SequenceState:
         vocab_size: int | None = None,
         acceptance: AcceptanceModel | None = None,
         find_shared: FindShared | None = None,
-        bigrams: Bigrams | None = None,
+        model_text: SuffixIndex | None = None,
     ) -> None:
         """
         Args:
@@ -41,7 +42,7 @@ class SequenceState:
             vocab_size: as for `Proposals`.
             acceptance: what the engine has learned; by default something of its own.
             find_shared: as for `Proposals`.
-            bigrams: as for `Proposals`.
+            model_text: as for `Proposals`.
         """
         if not tokens:
             raise ValueError("a sequence has at least one token")
@@ -49,7 +50,7 @@ class SequenceState:
         self._config = config
         self._tokens = list(tokens)
         self._acceptance = acceptance or AcceptanceModel()
-        self._proposals = Proposals(config, prompt_size, vocab_size, find_shared, bigrams)
+        self._proposals = Proposals(config, prompt_size, vocab_size, find_shared, model_text)
         self._proposals.extend(self._tokens, 0)
         self._window = self._new_window(vocab_size) if config.window_size else None
         # Filled by gather and select for the coming step; before, there is but the window.

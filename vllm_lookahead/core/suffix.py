@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MATCH_LENGTHS = (1, 2, 3, 4, 6)
+MATCH_LENGTHS = (1, 2, 4, 8)
 """Lengths of the suffixes that are indexed, in tokens."""
 LONGEST_MATCH = MATCH_LENGTHS[-1]
 MAX_FOLLOWERS = 4
@@ -19,7 +19,7 @@ Followers = Sequence[tuple[int, int]]
 class SuffixIndex:
     """For every suffix of `MATCH_LENGTHS`, the tokens that followed it and how often.
 
-    Five dictionary entries per token. Hashes stand for suffixes: a collision proposes a wrong
+    A dictionary entry per length and token. Hashes stand for suffixes: a collision proposes a wrong
     candidate, which costs a little time and no more.
     """
 

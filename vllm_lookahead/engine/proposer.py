@@ -14,9 +14,9 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import EVERYTHING, Controller
 from vllm_lookahead.core.cost import StepCost
-from vllm_lookahead.core.proposals import Bigrams
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.shared import SharedTexts
+from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.request import config_of_request
 
@@ -48,8 +48,8 @@ class LookaheadProposer:
         """The configuration with the largest sizes that a sequence may get."""
         self.acceptance = AcceptanceModel()
         self.controller: Controller | None = None
-        self.bigrams: Bigrams = {}
-        """For the source ``bigram``; filled at start-up."""
+        self.model_text: SuffixIndex | None = None
+        """For the source ``model``; filled at start-up."""
         self._free_tokens: int | None = None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._shared: SharedTexts | None = None
@@ -72,6 +72,13 @@ class LookaheadProposer:
                 self.controller = Controller(cost)
             self.controller.cost = cost
             self.controller.branch_cost = branch_cost
+
+    def use_model_text(self, texts: Sequence[Sequence[int]]) -> None:
+        """Take what the model wrote at start-up, once before the first sequence."""
+        index = SuffixIndex(1 + sum(map(len, texts)), self._vocab_size)
+        for text in texts:
+            index.extend(text, 0)
+        self.model_text = index
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
@@ -124,7 +131,7 @@ class LookaheadProposer:
                 self._vocab_size,
                 self.acceptance,
                 find_shared,
-                self.bigrams,
+                self.model_text,
             )
 
     def is_plain(self, req_id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -57,18 +57,24 @@ class ScratchCache:
         for blocks, batch in zip(self.blocks, batches, strict=True):
             blocks.copy(batch.copies)
 
-    def seconds_to_fill(self, rounds: int = 5) -> float:
+    def seconds_to_fill(self, between: Callable[[], object], rounds: int = 5) -> float:
         """Median time that one branch takes to be filled, over all groups.
 
         Uses scratch blocks only, so that no request's content changes.
+
+        Args:
+            between: what a step does between two fillings, so that the blocks leave the CPU's
+                caches.
+            rounds: fillings that are timed, after a first one.
         """
         seconds = []
-        for _ in range(rounds):
+        for _ in range(1 + rounds):
+            between()
             begin = time.perf_counter()
             for base, blocks in zip(self.bases, self.blocks, strict=True):
                 blocks.copy([(base, base + 1)])
             seconds.append(time.perf_counter() - begin)
-        return median(seconds)
+        return median(seconds[1:])
 
     def keep_accepted(
         self,
