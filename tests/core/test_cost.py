@@ -88,8 +88,16 @@ def test_one_token_is_always_free() -> None:
 # Correction
 
 
+def settled(points: Points, branch_seconds: float = 0.0) -> RunningCost:
+    """After many steps that took what was expected."""
+    cost = RunningCost(points, branch_seconds)
+    for _ in range(100):
+        cost.observe(*points[0])
+    return cost
+
+
 def corrected(points: Points, tokens: int, seconds: float) -> Points:
-    cost = RunningCost(points)
+    cost = settled(points)
     cost.observe(tokens, seconds)
     return cost.points
 
@@ -146,7 +154,7 @@ def test_steps_that_keep_taking_another_time_become_what_is_expected() -> None:
 
 
 def test_error_of_a_step_with_branches_is_shared_among_curve_and_branches() -> None:
-    cost = RunningCost([(1, 1.0)], branch_seconds=0.25)
+    cost = settled([(1, 1.0)], branch_seconds=0.25)
     cost.observe(1, 2.0, branches=3)
     # 1.75 s were expected, so each of four has a quarter of 0.25 s: 7 % for the curve, 5 % for
     # a branch.
@@ -155,16 +163,35 @@ def test_error_of_a_step_with_branches_is_shared_among_curve_and_branches() -> N
 
 
 def test_branches_never_cost_less_than_nothing() -> None:
-    cost = RunningCost([(1, 1.0)], branch_seconds=0.001)
+    cost = settled([(1, 1.0)], branch_seconds=0.001)
     for _ in range(20):
         cost.observe(1, 0.5, branches=1)
     assert cost.branch_seconds == 0.0
 
 
 def test_steps_without_branches_say_nothing_about_them() -> None:
-    cost = RunningCost([(1, 1.0)], branch_seconds=0.25)
+    cost = settled([(1, 1.0)], branch_seconds=0.25)
     cost.observe(1, 2.0)
     assert cost.branch_seconds == 0.25
+
+
+def test_first_steps_correct_all_points_soon() -> None:
+    # The start-up doesn't see 1 s that every step takes.
+    cost = RunningCost([(1, 1.0), (3, 2.0)])
+    for _ in range(5):
+        cost.observe(1, 2.0)
+    [(_, one), (_, three)] = cost.points
+    assert one == pytest.approx(2.0, abs=0.2)
+    assert three == pytest.approx(3.0, abs=0.25)
+
+
+def test_first_steps_are_no_branches_fault() -> None:
+    cost = RunningCost([(1, 1.0)], branch_seconds=0.25)
+    for _ in range(RunningCost.SETTLED):
+        cost.observe(1, 2.0, branches=3)
+    assert cost.branch_seconds == 0.25
+    cost.observe(1, 3.0, branches=3)
+    assert cost.branch_seconds > 0.25
 
 
 def test_single_point_is_corrected() -> None:

@@ -24,6 +24,8 @@ from vllm_lookahead.engine.model_text import (
 VOCAB = 3000
 BOS = 17
 BLOCK_SIZE = 16
+GROUP = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK_SIZE))
+FIRSTS = model_text._first_tokens(VOCAB)
 LENGTH = TEXT_LENGTH - 1
 """Tokens of a text where there is room: one is the context before it."""
 
@@ -35,9 +37,8 @@ class Runner:
         self, tokens: int = 1000, model: str = "some/model", ranks: int = 1, groups: int = 1
     ) -> None:
         self.max_num_reqs, self.max_num_tokens, self.max_model_len = 4, 512, 1000
-        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK_SIZE))
         self.kv_cache_config = SimpleNamespace(
-            num_blocks=1 + 63 * groups, kv_cache_groups=[group] * groups
+            num_blocks=1 + 63 * groups, kv_cache_groups=[GROUP] * groups
         )
         self.drafter = SimpleNamespace(config=LookaheadConfig(model_text_tokens=tokens))
         self.vllm_config = SimpleNamespace(
@@ -95,8 +96,8 @@ def texts_of(runner: Runner, broadcast: Any = lambda value: value, first: bool =
 def expected(*lengths: int, begin: int = 0) -> Texts:
     """Texts of these lengths, of which the first is the ``begin``-th of the model."""
     return [
-        [(index * 1597 + position) % VOCAB for position in range(length)]
-        for index, length in enumerate(lengths, begin)
+        [(first + position) % VOCAB for position in range(length)]
+        for first, length in zip(FIRSTS[begin:], lengths, strict=False)
     ]
 
 
@@ -139,7 +140,7 @@ def test_context_is_what_the_model_begins_or_else_ends_with(
     runner.vllm_config.model_config.hf_text_config = SimpleNamespace(**ids)
     texts_of(runner)
     [request] = model.steps[0].scheduled_new_reqs
-    assert request.prompt_token_ids == [token, 0]
+    assert request.prompt_token_ids == [token, FIRSTS[0]]
 
 
 def test_every_step_feeds_the_last_token_of_every_text(model: Model) -> None:
@@ -283,9 +284,9 @@ def test_other_model_writes_for_itself(model: Model) -> None:
     texts_of(Runner())
     model.steps.clear()
     model.stride = 2
-    assert texts_of(Runner(1, model="another/model")) == [[0]]
+    assert texts_of(Runner(1, model="another/model")) == [FIRSTS[:1]]
     assert model.steps
-    assert kept(Runner(model="another/model"))[0][:3] == [0, 2, 4]
+    assert kept(Runner(model="another/model"))[0][:3] == [FIRSTS[0], FIRSTS[0] + 2, FIRSTS[0] + 4]
 
 
 @pytest.mark.parametrize(
@@ -340,6 +341,31 @@ def test_data_parallel_engines_do_as_much_whatever_clock_and_file_say(
     assert kept(Runner()) == expected(LENGTH)
 
 
-def test_data_parallel_engines_write_no_more_texts_than_are_wanted(model: Model) -> None:
-    texts = texts_of(Runner(60, ranks=2))
-    assert texts == expected(IN_STEP_LENGTH - 1, IN_STEP_LENGTH - 1)
+def test_data_parallel_engines_keep_no_more_than_is_wanted(model: Model) -> None:
+    assert texts_of(Runner(60, ranks=2)) == expected(IN_STEP_LENGTH - 1, 60 - (IN_STEP_LENGTH - 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_num_tokens": 1},
+        {"max_model_len": 1},
+        {"max_model_len": 2},
+        {"kv_cache_config": SimpleNamespace(num_blocks=1, kv_cache_groups=[GROUP])},
+    ],
+    ids=str,
+)
+def test_engine_without_room_for_a_text_writes_none(
+    model: Model, limits: dict[str, Any], ranks: int
+) -> None:
+    runner = Runner(ranks=ranks)
+    vars(runner).update(limits)
+    assert texts_of(runner) == []
+    assert model.steps == []
+
+
+def test_every_text_begins_with_another_token(model: Model) -> None:
+    runner = Runner(1 << 20)
+    runner.vllm_config.model_config.get_vocab_size = lambda: 7
+    assert sorted(text[0] for text in texts_of(runner)) == list(range(7))
