@@ -22,6 +22,8 @@ SUFFIX = "suffix"
 NGRAM_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 """As in vLLM's own example of speculative decoding (spec_decode.py)."""
 ARCTIC_INSTALL = "pip install --no-deps arctic-inference==0.1.1"
+MODEL_TEXT_SECONDS = 600
+"""Time for lookahead's engines to write their text to its end at once, not start by start."""
 WARM_UP_TOKENS = 64
 WARM_UP_TEXT = "Repeat the days of the week three times: Monday, Tuesday, Wednesday."
 
@@ -83,7 +85,7 @@ def speculative_configs(args: argparse.Namespace, console: Console) -> dict[str,
     """
     configs: dict[str, Any] = {PLAIN: None}
     for config in args.lookahead or [lookahead_config("{}")]:
-        configs[lookahead_name(config)] = config
+        configs[lookahead_name(config)] = {"model_text_seconds": MODEL_TEXT_SECONDS, **config}
     for tokens in args.ngram:
         one = {"method": "ngram", "num_speculative_tokens": tokens, **NGRAM_LOOKUP}
         configs[f"ngram {tokens}"] = one

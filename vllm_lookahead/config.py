@@ -80,8 +80,12 @@ class LookaheadConfig:
     """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first. Of the
     text, the suffix source knows at least as many tokens."""
 
-    model_text_tokens: int = 25600
-    """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576."""
+    model_text_tokens: int = 102400
+    """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. They take
+    about 0.5 kB each in a worker's memory."""
+
+    model_text_seconds: float = 20
+    """Most seconds that a start takes for it, 0 to 86400; the next start goes on from there."""
 
     shared_capacity: int = 65536
     """Tokens of finished requests that the ``shared`` source keeps, 1 to 16777216."""
@@ -98,6 +102,11 @@ class LookaheadConfig:
                 _check_int(key, getattr(self, key), low, high, ' (or "auto")')
         _check_int("pool_capacity", self.pool_capacity, 1, 1 << 20)
         _check_int("model_text_tokens", self.model_text_tokens, 1, 1 << 20)
+        seconds = self.model_text_seconds
+        if not _is_number(seconds) or not 0 <= seconds <= 86400:
+            raise LookaheadConfigError(
+                f"model_text_seconds must be a number from 0 to 86400, got {seconds!r}."
+            )
         _check_int("shared_capacity", self.shared_capacity, 1, 1 << 24)
         _check_int("seed", self.seed, 0, (1 << 32) - 1)
         for key in ("verify_window", "controller"):

@@ -30,10 +30,12 @@ _engines: list[LLM] = []
 def engine(model: Path, lookahead: dict[str, Any] | None = None, **options: Any) -> Iterator[LLM]:
     """An engine in this process; ``lookahead`` holds the parameters beside the method.
 
-    Unless they say otherwise every step feeds all that the sizes allow, so that trees are wide.
+    Unless they say otherwise every step feeds all that the sizes allow, so that trees are wide,
+    and the model writes but a little at start-up.
     """
     if lookahead is not None:
-        options["speculative_config"] = {"method": "lookahead", "controller": False, **lookahead}
+        defaults = {"method": "lookahead", "controller": False, "model_text_tokens": 1000}
+        options["speculative_config"] = {**defaults, **lookahead}
     llm = LLM(str(model), **{**DEFAULTS, **options})
     # Shutting an engine down, which its finalizer does, takes down the process groups that all
     # engines of this process share. So they stay (a tiny one takes 100 MB).

@@ -1,13 +1,14 @@
 """Text that the model writes by itself at start-up, in which requests find what comes next.
 
 It needs no text of anybody, no second model and no training. It grows out of the extended bigrams
-of "The N-Grammys" (Stewart et al., arXiv 2411.03786): greedy continuations of single tokens.
+of "The N-Grammys" (Stewart et al., arXiv 2411.03786), which are greedy continuations of single
+tokens. These are longer, and sampled: greedy ones soon repeat themselves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.lookahead")
 
-SECONDS = 20.0
-"""After so long a start writes no further; the next one goes on from there."""
 TEXT_LENGTH = 200
-"""Tokens of a text. Much longer ones repeat themselves, shorter ones never get going."""
-TEXTS_AT_ONCE = 64
+"""Tokens of a text with the one before it, its context."""
+TEMPERATURE = 0.7
+"""Likely text, but not always the same: better by simulation than 0, 0.5 and 1."""
+TEXTS_AT_ONCE = 128
 IN_STEP_LENGTH = 50
 """Tokens of a text of data-parallel engines, which write once and go by no clock and no file."""
 FIRST_TOKENS = 4096
@@ -53,13 +54,16 @@ def model_text(runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_first: 
     config = runner.vllm_config
     vocab_size = config.model_config.get_vocab_size()
     wanted = runner.drafter.config.model_text_tokens
+    seconds = runner.drafter.config.model_text_seconds
     firsts = _first_tokens(vocab_size)
     if config.parallel_config.data_parallel_size > 1:
         # Data-parallel engines pass in step with each other, so all of them must do as much.
         most, length = _room(runner, IN_STEP_LENGTH)
         if most == 0:
             return []
-        texts = broadcast(_write(runner, firsts[:most], length, lambda: True))
+        texts = broadcast(
+            _write(runner, firsts, range(min(most, len(firsts))), length, lambda: True)
+        )
         return _cut(texts, wanted)
     path = cache_path(config)
     texts = broadcast(_load(path, vocab_size) if is_first else None)
@@ -67,14 +71,15 @@ def model_text(runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_first: 
     begin = time.perf_counter()
 
     def has_time() -> bool:
-        return broadcast(time.perf_counter() - begin < SECONDS)
+        return broadcast(time.perf_counter() - begin < seconds)
 
     most, length = _room(runner, TEXT_LENGTH)
     while most and len(texts) < len(firsts) and (missing := wanted - _size(texts)) > 0:
         if not has_time():
             break
-        size = min(most, -(-missing // length))
-        texts += broadcast(_write(runner, firsts[len(texts) :][:size], length, has_time))
+        last = min(len(texts) + min(most, -(-missing // length)), len(firsts))
+        chosen = range(len(texts), last)
+        texts += broadcast(_write(runner, firsts, chosen, length, has_time))
     if (new := _size(texts) - known) > 0:
         if is_first:
             save_json(path, texts)
@@ -152,19 +157,19 @@ def _block_sizes(runner: LookaheadCPUModelRunner) -> list[int]:
 def _write(
     runner: LookaheadCPUModelRunner,
     firsts: Sequence[int],
+    chosen: range,
     length: int,
     has_time: Callable[[], bool],
 ) -> Texts:
-    """Greedy continuations of the tokens, all of the same length, at most ``length``."""
-    names = [f"lookahead-text-{index}" for index in range(len(firsts))]
-    texts = {name: [first] for name, first in zip(names, firsts, strict=True)}
-    _step(runner, _begin(runner, texts, length), texts)
+    """Continuations of the chosen tokens, all of the same length, at most ``length``."""
+    texts = {f"lookahead-text-{index}": [firsts[index]] for index in chosen}
+    _step(runner, _begin(runner, texts, chosen, length), texts)
     for size in range(2, length):
         if not has_time():
             break
-        _step(runner, _go_on(names, size), texts)
+        _step(runner, _go_on(list(texts), size), texts)
     end = SchedulerOutput.make_empty()
-    end.finished_req_ids = set(names)
+    end.finished_req_ids = set(texts)
     runner.execute_model(end)
     return list(texts.values())
 
@@ -182,13 +187,13 @@ def _step(
 
 
 def _begin(
-    runner: LookaheadCPUModelRunner, texts: dict[str, list[int]], length: int
+    runner: LookaheadCPUModelRunner,
+    texts: dict[str, list[int]],
+    seeds: Iterable[int],
+    length: int,
 ) -> SchedulerOutput:
     """The step in which every text's first token is the second one of a prompt."""
     context = _context_token(runner.vllm_config)
-    params = SamplingParams(
-        temperature=0, max_tokens=length, extra_args={EXTRA_ARG: {"enabled": False}}
-    )
     num_blocks = [-(-(length + 1) // block_size) for block_size in _block_sizes(runner)]
     free = count(1)
     step = SchedulerOutput.make_empty()
@@ -197,23 +202,28 @@ def _begin(
             req_id=name,
             prompt_token_ids=[context, *text],
             mm_features=[],
-            sampling_params=params,
+            sampling_params=SamplingParams(
+                temperature=TEMPERATURE,
+                seed=seed,
+                max_tokens=length,
+                extra_args={EXTRA_ARG: {"enabled": False}},
+            ),
             pooling_params=None,
             block_ids=tuple(list(islice(free, number)) for number in num_blocks),
             num_computed_tokens=0,
             lora_request=None,
         )
-        for name, text in texts.items()
+        for seed, (name, text) in zip(seeds, texts.items(), strict=True)
     ]
     step.num_scheduled_tokens = dict.fromkeys(texts, 2)
     return step
 
 
-def _go_on(names: Sequence[str], size: int) -> SchedulerOutput:
+def _go_on(names: list[str], size: int) -> SchedulerOutput:
     """The step that feeds the last of each text's ``size`` tokens."""
     step = SchedulerOutput.make_empty()
     step.scheduled_cached_reqs = CachedRequestData(
-        req_ids=list(names),
+        req_ids=names,
         resumed_req_ids=set(),
         new_token_ids=[],
         all_token_ids={},
