@@ -82,7 +82,7 @@ class LookaheadConfig:
 
     model_text_tokens: int = 102400
     """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. They take
-    about 0.5 kB each in a worker's memory."""
+    about 0.3 kB each in a worker's memory."""
 
     model_text_seconds: float = 20
     """Most seconds that a start takes for it, 0 to 86400; the next start goes on from there."""

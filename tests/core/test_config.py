@@ -128,6 +128,13 @@ def test_size_may_be_left_to_the_machine(key: str) -> None:
     assert getattr(LookaheadConfig(), key) == "auto"
 
 
+@pytest.mark.parametrize("value", [-1, 86401, "20", True, None, float("nan")])
+def test_seconds_for_the_models_text_out_of_range_are_refused(value: object) -> None:
+    assert refusal(model_text_seconds=value) == (
+        f"model_text_seconds must be a number from 0 to 86400, got {value!r}."
+    )
+
+
 @pytest.mark.parametrize("key", ["pool_capacity", "model_text_tokens", "shared_capacity", "seed"])
 def test_what_is_no_size_is_not_left_to_the_machine(key: str) -> None:
     assert refusal(**{key: "auto"}).startswith(f"{key} must be an integer")
@@ -363,6 +370,7 @@ def test_json_form_makes_an_equal_configuration() -> None:
         "verify_window": False,
         "pool_capacity": 99,
         "model_text_tokens": 999,
+        "model_text_seconds": 0.5,
         "shared_capacity": 9999,
         "scratch_fraction": 0.25,
         "seed": 17,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import LLM
+from vllm import LLM, SamplingParams
 
 from tests.engine.harness import (
     engine,
@@ -20,7 +20,7 @@ from tests.engine.harness import (
 )
 from tests.tiny import EOS, save_gemma3, save_sliding_mistral
 from vllm_lookahead.engine import model_text
-from vllm_lookahead.engine.model_text import TEXT_LENGTH, Texts
+from vllm_lookahead.engine.model_text import TEMPERATURE, TEXT_LENGTH, Texts
 
 PROMPTS = random_prompts(1, 3, 31, 60)
 LENGTH = TEXT_LENGTH - 1
@@ -31,14 +31,15 @@ MODEL_ONLY: dict[str, Any] = {
     "verification_set_size": 4,
     "sources": ["model"],
     "model_text_tokens": TOKENS,
+    # However slow the machine is.
+    "model_text_seconds": 86400,
 }
 
 
 @pytest.fixture(autouse=True)
-def own_file_and_no_haste(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing was written before, and all is written, however slow the machine is."""
+def own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing was written before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_text, "SECONDS", float("inf"))
 
 
 def written(llm: LLM) -> Texts:
@@ -48,10 +49,16 @@ def written(llm: LLM) -> Texts:
         return model_text.model_text(runner(llm), lambda value: value, True)
 
 
+def like_texts(seed: int, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=TEMPERATURE, seed=seed, max_tokens=max_tokens, ignore_eos=True
+    )
+
+
 def plain(llm: LLM, texts: Texts) -> Texts:
     """What plain vLLM says after the texts' first tokens; the tiny models have no BOS."""
     prompts = [[EOS, text[0]] for text in texts]
-    params = [greedy(len(text) - 1) for text in texts]
+    params = [like_texts(seed, len(text) - 1) for seed, text in enumerate(texts)]
     return [
         [text[0], *choice.token_ids]
         for text, [choice] in zip(texts, outcomes(llm, prompts, params), strict=True)
@@ -112,9 +119,8 @@ def test_text_that_the_model_wrote_is_repeated_in_a_few_steps(off: LLM, tiny_lla
     lookahead = {**MODEL_ONLY, "verification_set_size": 1, "draft_length": 9}
     with engine(tiny_llama, lookahead) as llm:
         prompt = [EOS, written(llm)[0][0]]
-        assert outcomes(llm, [prompt], greedy(LENGTH - 1)) == outcomes(
-            off, [prompt], greedy(LENGTH - 1)
-        )
+        params = like_texts(0, LENGTH - 1)
+        assert outcomes(llm, [prompt], params) == outcomes(off, [prompt], params)
         # Up to ten tokens a step; where texts have the same few tokens, the newest may mislead.
         assert stats(llm)["steps"] < LENGTH / 4
 

@@ -17,6 +17,7 @@ from vllm_lookahead.engine.model_text import (
     FIRST_TOKENS,
     IN_STEP_LENGTH,
     TEXT_LENGTH,
+    TEXTS_AT_ONCE,
     Texts,
     cache_path,
 )
@@ -173,6 +174,12 @@ def test_texts_begin_with_different_tokens_of_the_vocabularys_first(model: Model
     assert sorted(text[0] for text in texts_of(runner)) == list(range(FIRST_TOKENS))
 
 
+def test_every_text_has_a_seed_of_its_own(model: Model) -> None:
+    texts_of(Runner(1000))
+    requests = [request for step in model.rounds for request in step.scheduled_new_reqs]
+    assert [request.sampling_params.seed for request in requests] == list(range(6))
+
+
 # Room
 
 
@@ -192,14 +199,14 @@ def test_texts_begin_with_different_tokens_of_the_vocabularys_first(model: Model
         ({"num_blocks": 14}, 1, LENGTH),
         ({"num_blocks": 27}, 2, LENGTH),
         ({"num_blocks": 2}, 1, 15),
-        ({"num_blocks": 10_000, "max_num_reqs": 100}, 64, LENGTH),
+        ({"num_blocks": 10_000, "max_num_reqs": 300}, TEXTS_AT_ONCE, LENGTH),
     ],
     ids=str,
 )
 def test_round_fits_into_requests_tokens_blocks_and_the_models_length(
     model: Model, limits: dict[str, int], count: int, length: int
 ) -> None:
-    runner = Runner(64 * LENGTH)
+    runner = Runner(TEXTS_AT_ONCE * LENGTH)
     vars(runner).update(limits)
     if "num_blocks" in limits:
         runner.kv_cache_config.num_blocks = limits["num_blocks"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -272,7 +273,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         batch = self.input_batch
         metadata = batch.sampling_metadata
         counts = spec_decode_metadata.num_draft_tokens
-        self._first_rows = [0, *np.cumsum(np.array(counts[:-1], dtype=np.int64) + 1).tolist()]
+        self._first_rows = list(accumulate((1 + count for count in counts[:-1]), initial=0))
         self._walks = [Walk(self._tree(req_id)) for req_id in batch.req_ids]
         # The first of equals, as torch's, which takes ten times as long.
         self._argmax = logits.float().numpy().argmax(axis=-1)

@@ -13,7 +13,6 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -186,7 +185,5 @@ def to_sampler_output(
 ) -> SamplerOutput:
     """vLLM's form of the emitted tokens: [num_reqs, longest], padded with the placeholder."""
     longest = max(len(walk.tokens) for walk in walks)
-    tokens = np.full((len(walks), longest), PLACEHOLDER_TOKEN_ID, dtype=np.int32)
-    for row, walk in zip(tokens, walks, strict=True):
-        row[: len(walk.tokens)] = walk.tokens
-    return SamplerOutput(torch.from_numpy(tokens).to(device), logprobs)
+    rows = [walk.tokens + [PLACEHOLDER_TOKEN_ID] * (longest - len(walk.tokens)) for walk in walks]
+    return SamplerOutput(torch.tensor(rows, dtype=torch.int32, device=device), logprobs)
