@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from vllm_lookahead.core.cost import Points
+from vllm_lookahead.core.cost import Points, RunningCost
 from vllm_lookahead.engine import files, step_cost
 from vllm_lookahead.engine.step_cost import StepClock, cache_path, measured_points
 
@@ -322,8 +322,11 @@ def test_step_takes_the_time_until_the_next_begins(clock: Clock) -> None:
     steps = StepClock([(1, 1.0)], alone)
     for _ in range(PERIOD):
         run(steps, clock, 1, 1.5)
-    # 63 steps have ended; each takes 7 % of the error off.
-    assert steps.points == near((1, 1.5 - 0.5 * 0.93**63))
+    # 63 steps have ended.
+    expected = RunningCost([(1, 1.0)])
+    for _ in range(PERIOD - 1):
+        expected.observe(1, 1.5)
+    assert steps.points == near(*expected.points)
 
 
 def test_time_counts_for_the_tokens_of_the_step_that_took_it(clock: Clock) -> None:
@@ -352,16 +355,16 @@ def test_time_before_the_first_step_does_not_count(clock: Clock) -> None:
 
 
 def test_curve_in_use_is_the_first_ranks(clock: Clock) -> None:
-    ranks = Ranks(([(1, 7.0)], 0.25), ([(1, 8.0)], 0.5))
+    ranks = Ranks(([(1, 7.0)], 0.25, 0.125), ([(1, 8.0)], 0.5, 0.0625))
     steps = StepClock([(1, 1.0)], ranks)
     for _ in range(PERIOD):
         run(steps, clock, 1, 1.0)
-    assert (steps.points, steps.branch_seconds) == ([(1, 7.0)], 0.25)
+    assert (steps.points, steps.branch_seconds, steps.draft_seconds) == ([(1, 7.0)], 0.25, 0.125)
     for _ in range(PERIOD):
         run(steps, clock, 1, 1.0)
-    assert (steps.points, steps.branch_seconds) == ([(1, 8.0)], 0.5)
+    assert (steps.points, steps.branch_seconds, steps.draft_seconds) == ([(1, 8.0)], 0.5, 0.0625)
     # Every rank offers its own, and asks for none in between.
-    assert ranks.given == [(near((1, 1.0)), 0.0)] * 2
+    assert ranks.given == [(near((1, 1.0)), 0.0, 0.0)] * 2
 
 
 def test_branches_are_charged_for_what_their_steps_take_longer(clock: Clock) -> None:

@@ -26,19 +26,45 @@ class Controller:
     """Steps of the engine from one exploration to the next."""
     EXPLORATION_STEPS = 4
     """Steps of an exploration: a window brings n-grams only when it is full."""
+    REST = 32
+    """Steps without drafts once they bring less than it takes to make them."""
+    GAIN_MEMORY = 16
+    """Decisions over which the gain of drafts is averaged."""
+    FIRST_GAIN = 1.5
 
-    def __init__(self, cost: StepCost, branch_cost: float = 0.0) -> None:
+    def __init__(self, cost: StepCost, branch_cost: float = 0.0, draft_cost: float = 0.0) -> None:
         """
         Args:
             cost: of a step by its tokens.
             branch_cost: of a branch beside the primary one, whose scratch block must be filled,
                 against a step of one token.
+            draft_cost: of asking one sequence for its draft, likewise.
         """
         self.cost = cost
         self.branch_cost = branch_cost
+        self.draft_cost = draft_cost
         self.last_cutoff = 0.0
         self._rate = 1.0
         self._decisions = 0
+        self._gain = self.FIRST_GAIN
+        self._resting = 0
+        self._tired_of = 0
+
+    def rests(self, decoding: int) -> bool:
+        """Whether the coming step does without drafts, to be asked once per step.
+
+        Under high load drafts may bring less than the time that it takes to make them. Then
+        there are none for some steps, until another look or until there are far fewer sequences.
+
+        Args:
+            decoding: sequences that decode in the step.
+        """
+        if self._resting and 0 < 2 * decoding <= self._tired_of:
+            self._resting, self._gain = 0, self.FIRST_GAIN
+        if self._resting:
+            self._resting -= 1
+            return True
+        return False
 
     def cutoff(self, values: npt.NDArray[np.float64], decoding: int) -> float:
         """The least value to feed, `NOTHING` if plain decoding is best.
@@ -74,20 +100,29 @@ class Controller:
         table = self.cost.table
         room = len(table) - 1 - decoding
         self._rate = decoding / float(table[decoding]) if room >= 0 else 0.0
-        if room <= 0 or not len(values):
-            return NOTHING
         descending = -np.sort(-values)
-        if len(descending) > room:
-            descending = descending[descending > descending[room]]
+        if len(descending) > max(room, 0):
+            descending = descending[descending > descending[max(room, 0)]]
         if not len(descending):
+            if decoding and room >= 0:
+                self._look_at_gain(decoding, 1.0, float(table[decoding]))
             return NOTHING
         yielded = np.empty(len(descending) + 1)
         yielded[0] = decoding
         np.cumsum(descending, out=yielded[1:])
         yielded[1:] += decoding
-        rate = yielded / table[decoding : decoding + len(yielded)]
+        costs = table[decoding : decoding + len(yielded)]
+        rate = yielded / costs
         # A cutoff takes all tokens of a value or none.
         rate[1:-1][descending[1:] == descending[:-1]] = 0.0
         best = int(rate.argmax())
         self._rate = float(rate[best])
+        self._look_at_gain(decoding, self._rate / float(rate[0]), float(costs[best]))
         return float(descending[best - 1]) if best else NOTHING
+
+    def _look_at_gain(self, decoding: int, gain: float, cost: float) -> None:
+        """Take note of a decision: what it gains over plain decoding, and what its step costs."""
+        gain *= cost / (cost + self.draft_cost * decoding)
+        self._gain += (gain - self._gain) / self.GAIN_MEMORY
+        if self._gain < 1:
+            self._resting, self._tired_of = self.REST, decoding

@@ -51,7 +51,8 @@ class SequenceState:
         self._tokens = list(tokens)
         self._acceptance = acceptance or AcceptanceModel()
         self._proposals = Proposals(config, prompt_size, vocab_size, find_shared, model_text)
-        self._proposals.extend(self._tokens, 0)
+        self._num_known = 0
+        self._take_in()
         self._window = self._new_window(vocab_size) if config.window_size else None
         # Filled by gather and select for the coming step; before, there is but the window.
         self._tree = CandidateTree(self._acceptance)
@@ -59,6 +60,7 @@ class SequenceState:
         self._window_value = 0.0
         self._candidates: list[Chain] = []
         self._feeds_window = self._window is not None
+        self._rests = False
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +113,8 @@ class SequenceState:
         Raises:
             ValueError: a custom source proposed a token that isn't one, or whatever it raises.
         """
+        self._take_in()
+        self._rests = False
         tree = self._tree = CandidateTree(self._acceptance, branch_price, floor)
         self._proposals.ask(tree, self._tokens)
         values = tree.values[1:]
@@ -148,6 +152,13 @@ class SequenceState:
             return self._window.deepest_path()[: self._config.num_draft_tokens]
         return []
 
+    def rest(self) -> None:
+        """Have no draft, instead of `gather` and `select`."""
+        self._tree = CandidateTree(self._acceptance)
+        self._candidates = []
+        self._feeds_window = False
+        self._rests = True
+
     # ---- plan and commit -------------------------------------------------------------------
 
     def plan(
@@ -178,9 +189,14 @@ class SequenceState:
         self._learn(walk, window_fed=len(new_row) > 0)
         if self._window is not None and len(new_row):
             self._advance_window(walk, new_row)
-        first = len(self._tokens)
         self._tokens.extend(walk.tokens)
-        self._proposals.extend(self._tokens, first)
+        if not self._rests:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Tell the sources what is new in the text."""
+        self._proposals.extend(self._tokens, self._num_known)
+        self._num_known = len(self._tokens)
 
     def _learn(self, walk: Walk, window_fed: bool) -> None:
         tree, model = self._tree, self._acceptance

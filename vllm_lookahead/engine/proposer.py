@@ -60,7 +60,7 @@ class LookaheadProposer:
         # Requests that decode plainly: they asked for it, or had a fault.
         self._plain: set[str] = set()
 
-    def use_cost(self, cost: StepCost, branch_cost: float = 0.0) -> None:
+    def use_cost(self, cost: StepCost, branch_cost: float = 0.0, draft_cost: float = 0.0) -> None:
         """Take what steps cost: once before the first sequence, and as often as it is corrected.
 
         Arguments as for `Controller`.
@@ -72,6 +72,7 @@ class LookaheadProposer:
                 self.controller = Controller(cost)
             self.controller.cost = cost
             self.controller.branch_cost = branch_cost
+            self.controller.draft_cost = draft_cost
 
     def use_model_text(self, texts: Sequence[Sequence[int]]) -> None:
         """Take what the model wrote at start-up, once before the first sequence."""
@@ -150,8 +151,14 @@ class LookaheadProposer:
             num_others: requests beside them in the batch.
 
         Returns:
-            By request, nothing for those that have nothing to propose.
+            By request, nothing for those that have nothing to propose, and for none of them
+            where the controller rests.
         """
+        if self.controller is not None and self.controller.rests(len(req_ids) + num_others):
+            for req_id in req_ids:
+                if req_id in self._sequences:
+                    self._sequences[req_id].rest()
+            return {}
         price = floor = 0.0
         if self.controller is not None:
             price, floor = self.controller.branch_price, self.controller.floor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -68,6 +69,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self._clock: StepClock | None = None
         self.branch_cost = 0.0
         """What a branch adds to a step, against a step of one token."""
+        self.draft_cost = 0.0
+        """What it costs to ask a sequence for its draft, likewise."""
         self._cache_salts: dict[str, str | None] = {}
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN
@@ -136,7 +139,9 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             is_comparable = self._plan.num_requests == len(scheduler_output.num_scheduled_tokens)
             tokens = widened.total_num_scheduled_tokens if is_comparable else 0
             if self._clock.begin_step(tokens, self._plan.num_branches):
-                self._use_cost(self._clock.points, self._clock.branch_seconds)
+                self._use_cost(
+                    self._clock.points, self._clock.branch_seconds, self._clock.draft_seconds
+                )
         return super().execute_model(widened, *args, **kwargs)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
@@ -227,10 +232,17 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self._clock = StepClock(points, broadcast, branch_seconds)
         self._use_cost(points, branch_seconds)
 
-    def _use_cost(self, points: Sequence[tuple[int, float]], branch_seconds: float) -> None:
+    def _use_cost(
+        self,
+        points: Sequence[tuple[int, float]],
+        branch_seconds: float,
+        draft_seconds: float = 0.0,
+    ) -> None:
         self.step_cost_points = [(count, round(cost, 6)) for count, cost in points]
         self.branch_cost = branch_seconds / points[0][1]
-        self.drafter.use_cost(StepCost(points, self.max_num_tokens), self.branch_cost)
+        self.draft_cost = draft_seconds / points[0][1]
+        curve = StepCost(points, self.max_num_tokens)
+        self.drafter.use_cost(curve, self.branch_cost, self.draft_cost)
 
     # ---- feed --------------------------------------------------------------------------------
 
@@ -341,6 +353,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def propose_draft_token_ids(
         self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
+        begin = time.perf_counter()
         drafting = []
         for index, req_id in enumerate(self.input_batch.req_ids):
             if sampled_token_ids[index] and not self.drafter.is_plain(req_id):
@@ -348,6 +361,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 drafting.append(req_id)
         num_others = self.input_batch.num_reqs - len(drafting)
         drafts = self.drafter.draft(drafting, num_others)
+        if drafts and self._clock is not None:
+            self._clock.drafted(time.perf_counter() - begin, len(drafting))
         return [drafts.get(req_id, []) for req_id in self.input_batch.req_ids]
 
     def _commit(self, index: int, req_id: str) -> None:

@@ -150,6 +150,8 @@ class StepClock:
 
     PERIOD = 64
     """Steps from one correction of the curve in use to the next."""
+    DRAFT_RATE = 0.05
+    """Share of an error by which the time that drafts take is corrected."""
 
     def __init__(self, points: Points, broadcast: Broadcast, branch_seconds: float = 0.0) -> None:
         """
@@ -164,10 +166,14 @@ class StepClock:
         self._tokens = 0
         self._branches = 0
         self._began = 0.0
+        self._drafting = 0.0
+        self._draft_seconds = 0.0
         self.points = points
-        """The curve in use."""
+        """The curve in use: of steps without the time of their drafts."""
         self.branch_seconds = branch_seconds
         """What a branch is taken to add."""
+        self.draft_seconds = 0.0
+        """What it is taken to cost to ask a sequence for its draft."""
 
     def begin_step(self, tokens: int, branches: int = 0) -> bool:
         """A step begins, the one before it ends; all ranks call this for every step.
@@ -181,11 +187,19 @@ class StepClock:
         """
         now = time.perf_counter()
         if tokens and self._tokens:
-            self._cost.observe(self._tokens, now - self._began, self._branches)
+            seconds = now - self._began - self._drafting
+            self._cost.observe(self._tokens, seconds, self._branches)
         self._tokens, self._branches, self._began = tokens, branches, now
+        self._drafting = 0.0
         self._steps += 1
         if self._steps % self.PERIOD:
             return False
-        corrected = self._cost.points, self._cost.branch_seconds
-        self.points, self.branch_seconds = self._broadcast(corrected)
+        corrected = self._cost.points, self._cost.branch_seconds, self._draft_seconds
+        self.points, self.branch_seconds, self.draft_seconds = self._broadcast(corrected)
         return True
+
+    def drafted(self, seconds: float, sequences: int) -> None:
+        """In the step that runs, so many sequences were asked for drafts, all in this time."""
+        self._drafting += seconds
+        rate = self.DRAFT_RATE if self._draft_seconds else 1.0
+        self._draft_seconds += rate * (seconds / sequences - self._draft_seconds)

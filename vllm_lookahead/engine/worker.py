@@ -85,4 +85,5 @@ class LookaheadCPUWorker(CPUWorker):
             "shared_tokens": drafter.shared_tokens,
             "step_cost": self.model_runner.step_cost_points,
             "branch_cost": self.model_runner.branch_cost,
+            "draft_cost": self.model_runner.draft_cost,
         }
