@@ -7,7 +7,6 @@ stdin ends the process.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.ratios import Timing
@@ -27,7 +27,7 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Prompts that are sent at once and answered greedily."""
+    """Prompts that are answered greedily."""
 
     prompts: list[list[int]]
     """Token ids of each prompt."""
@@ -35,6 +35,8 @@ class Request:
     ignore_eos: bool = False
     lookahead: dict[str, Any] | None = None
     """Lookahead's parameters of these requests."""
+    at_once: int | None = None
+    """Most prompts that are answered at once; when one is, the next is sent. None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,20 @@ class Reply:
     """Index of the first step before which every request had its first token."""
     counters: dict[str, int]
     """How much ``steps``, ``tokens`` and ``fed`` of lookahead's counters grew; else empty."""
+    full_steps: int = 0
+    """Steps from the first on that began with as many prompts as are answered at once."""
 
     @property
     def timing(self) -> Timing:
         """All tokens of the reply, prefill included."""
         return Timing(self.num_tokens, self.seconds)
+
+    @property
+    def full_timing(self) -> Timing:
+        """The full steps, prefill included."""
+        return Timing(
+            sum(self.step_tokens[: self.full_steps]), sum(self.step_seconds[: self.full_steps])
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -99,14 +110,16 @@ def answer(llm: LLM, request: Request, *, counts: bool) -> Reply:
     answers: list[list[int]] = [[] for _ in request.prompts]
     step_seconds: list[float] = []
     step_tokens: list[int] = []
-    first_decode_step = 0
+    first_decode_step = full_steps = 0
     start = last = time.perf_counter()
-    for outputs in steps(llm, request):
+    for is_full, outputs in steps(llm, request):
         now = time.perf_counter()
         if not all(answers):
             first_decode_step = len(step_seconds) + 1
         for index, token_ids in outputs:
             answers[index] += token_ids
+        if is_full and full_steps == len(step_seconds):
+            full_steps += 1
         step_seconds.append(now - last)
         step_tokens.append(sum(len(token_ids) for _, token_ids in outputs))
         last = now
@@ -118,35 +131,48 @@ def answer(llm: LLM, request: Request, *, counts: bool) -> Reply:
         step_tokens=step_tokens,
         first_decode_step=first_decode_step,
         counters={name: after[name] - before[name] for name in after},
+        full_steps=full_steps,
     )
 
 
-_numbers = itertools.count()
+_numbers = count()
 
 
-def steps(llm: LLM, request: Request) -> Iterator[list[tuple[int, list[int]]]]:
-    """Add the prompts and run the engine; yields each step's (index of prompt, new token ids)."""
+def steps(llm: LLM, request: Request) -> Iterator[tuple[bool, list[tuple[int, list[int]]]]]:
+    """Add the prompts and run the engine.
+
+    Yields each step's (whether it was full, [(index of prompt, new token ids)]).
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     engine = llm.llm_engine
-    indices = {}
-    for index, token_ids in enumerate(request.prompts):
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=request.max_tokens,
-            ignore_eos=request.ignore_eos,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=None if request.lookahead is None else {"lookahead": request.lookahead},
+    waiting = iter(enumerate(request.prompts))
+    most = request.at_once or len(request.prompts)
+    indices: dict[str, int] = {}
+    while True:
+        for index, token_ids in islice(waiting, most - len(indices)):
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=request.max_tokens,
+                ignore_eos=request.ignore_eos,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args=None if request.lookahead is None else {"lookahead": request.lookahead},
+            )
+            name = str(next(_numbers))
+            indices[name] = index
+            engine.add_request(name, {"prompt_token_ids": token_ids}, params)
+        if not indices:
+            return
+        is_full = len(indices) == most
+        outputs = engine.step()
+        yield (
+            is_full,
+            [(indices[one.request_id], list(one.outputs[0].token_ids)) for one in outputs],
         )
-        name = str(next(_numbers))
-        indices[name] = index
-        engine.add_request(name, {"prompt_token_ids": token_ids}, params)
-    while engine.has_unfinished_requests():
-        yield [
-            (indices[output.request_id], list(output.outputs[0].token_ids))
-            for output in engine.step()
-        ]
+        for output in outputs:
+            if output.finished:
+                del indices[output.request_id]
 
 
 def counters(llm: LLM) -> dict[str, int]:

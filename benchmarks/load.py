@@ -1,9 +1,11 @@
 """Throughput over plain vLLM's as the number of concurrent requests grows.
 
-A closed batch of so many unseen prompts is sent at once; every engine answers it once, greedily,
-and plain vLLM twice: the second pass over the first is the noise of a ratio. A ratio is the tokens
-per second of a method, from adding the batch to its last token, over plain vLLM's first pass, from
-sums over the repeats; behind it stand the lowest and the highest ratio of a single batch.
+So many unseen prompts are answered at once, and when one is, the next is sent. Tokens and time
+count from the first step until there is no next one, so that no engine is charged for a batch
+that runs empty. Every engine answers the same prompts once, greedily, and plain vLLM twice: the
+second pass over the first is the noise of a ratio. A ratio is the tokens per second of a method
+over plain vLLM's first pass, from sums over the repeats; behind it stand the lowest and the highest
+ratio of a single repeat.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ AGAIN = "plain again"
 SETS = (("mt_bench", 0), ("spec_bench", 0), ("gsm8k", 0), ("humaneval", 0), ("mt_bench", 1))
 """(prompt set, turn)"""
 SEED = 0
+ROUNDS = 2
+"""Prompts per concurrent request ..."""
+FEWEST = 8
+"""... and at least so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How one engine answered one batch."""
+    """How one engine answered the prompts of a concurrency."""
 
     engine: str
     concurrency: int
@@ -60,14 +66,14 @@ def main() -> None:
         "--concurrency", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="C"
     )
     parser.add_argument(
-        "--repeats", type=positive, default=3, help="batches of each size (default: %(default)s)"
+        "--repeats", type=positive, default=1, help="of each concurrency (default: %(default)s)"
     )
     add_output_argument(parser)
     args = parser.parse_args()
     console = wide_console()
     encoder = PromptEncoder(model_path(args))
     prompts = shuffled_prompts(args.data, encoder)
-    needed = args.repeats * sum(args.concurrency)
+    needed = args.repeats * sum(map(num_prompts, args.concurrency))
     if needed > len(prompts):
         parser.error(
             f"{needed} prompts are needed and the sets have {len(prompts)}: "
@@ -91,6 +97,10 @@ def main() -> None:
     present(args, console, "load", data, table, lambda axes: draw(axes, batches))
 
 
+def num_prompts(concurrency: int) -> int:
+    return max(ROUNDS * concurrency, FEWEST)
+
+
 def shuffled_prompts(data: Path, encoder: PromptEncoder) -> list[list[int]]:
     """All prompts as token ids, the sets mixed alike in small and large batches."""
     conversations = [one for name, turn in SETS for one in load(data, name, turn=turn)]
@@ -109,12 +119,13 @@ def measure(
     passes = [*engines, AGAIN]
     for repeat in range(args.repeats):
         for turn, concurrency in enumerate(args.concurrency):
-            request = Request([next(unseen) for _ in range(concurrency)], args.max_tokens)
+            chosen = [next(unseen) for _ in range(num_prompts(concurrency))]
+            request = Request(chosen, args.max_tokens, at_once=concurrency)
             for name in rotated(passes, repeat * len(args.concurrency) + turn):
                 reply = engines[PLAIN if name == AGAIN else name].ask(request)
                 batches.append(Batch(name, concurrency, repeat, reply))
             parts = batches[-len(passes) :]
-            rates = ", ".join(f"{one.engine} {rate([one.reply.timing]):.1f}" for one in parts)
+            rates = ", ".join(f"{one.engine} {rate([one.reply.full_timing]):.1f}" for one in parts)
             console.print(
                 f"repeat {repeat + 1}, {concurrency} at once, tokens/s: {rates}",
                 markup=False,
@@ -125,7 +136,7 @@ def measure(
 
 def timings(batches: Sequence[Batch], engine: str, concurrency: int) -> list[Timing]:
     return [
-        one.reply.timing
+        one.reply.full_timing
         for one in batches
         if (one.engine, one.concurrency) == (engine, concurrency)
     ]
@@ -154,7 +165,7 @@ def make_table(args: argparse.Namespace, batches: Sequence[Batch]) -> Table:
         ]
         table.rows.append([str(concurrency), f"{rate(plain):.1f}", *cells])
     table.notes.append(
-        f"Ratio from sums over {args.repeats} batches (lowest to highest of a batch); "
+        f"Ratio from sums over {args.repeats} repeats (lowest to highest of a repeat); "
         f"{AGAIN!r} is the noise: plain vLLM's second pass over its first."
     )
     return table

@@ -152,3 +152,64 @@ def test_values_are_left_as_they_are() -> None:
     values = np.array([0.1, 0.9, 0.5])
     Controller(StepCost(FLAT, 10)).cutoff(values, 1)
     assert values.tolist() == [0.1, 0.9, 0.5]
+
+
+# Rests
+
+STEEP = ((1, 1.0), (100, 100.0))
+"""Drafts bring nothing."""
+
+
+def look(controller: Controller, decoding: int, values: tuple[float, ...] = (0.5,)) -> None:
+    controller.cutoff(np.array(values), decoding)
+
+
+def looks_until_rest(controller: Controller, decoding: int) -> int:
+    for number in range(1000):
+        if controller.rests(decoding):
+            return number
+        look(controller, decoding)
+    raise AssertionError("never rests")
+
+
+def test_controller_rests_once_drafts_have_brought_less_than_they_cost_for_a_while() -> None:
+    controller = Controller(StepCost(STEEP, 100), draft_cost=0.1)
+    assert 5 < looks_until_rest(controller, 8) < 10 * Controller.GAIN_MEMORY
+
+
+def test_rest_ends_with_another_look() -> None:
+    controller = Controller(StepCost(STEEP, 100), draft_cost=0.1)
+    looks_until_rest(controller, 8)
+    for _ in range(Controller.REST - 1):
+        assert controller.rests(8)
+    assert not controller.rests(8)
+    look(controller, 8)
+    # Nothing has changed.
+    assert controller.rests(8)
+
+
+def test_rest_ends_when_half_of_the_sequences_are_left() -> None:
+    controller = Controller(StepCost(STEEP, 100), draft_cost=0.1)
+    looks_until_rest(controller, 8)
+    # A step of prompts alone says nothing.
+    assert controller.rests(0)
+    assert controller.rests(5)
+    assert not controller.rests(4)
+    # And the few are given a while.
+    look(controller, 4)
+    assert not controller.rests(4)
+
+
+def test_controller_never_rests_while_drafts_pay_for_themselves() -> None:
+    controller = Controller(StepCost(FLAT, 100), draft_cost=0.1)
+    for _ in range(1000):
+        assert not controller.rests(8)
+        look(controller, 8, (0.9,) * 8)
+
+
+@pytest.mark.parametrize("values", [(), (0.5,)], ids=["nothing proposed", "nothing worth it"])
+def test_drafts_that_cost_nothing_are_always_made(values: tuple[float, ...]) -> None:
+    controller = Controller(StepCost(STEEP, 100))
+    for _ in range(1000):
+        assert not controller.rests(8)
+        look(controller, 8, values)

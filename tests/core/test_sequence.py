@@ -701,3 +701,28 @@ def lines_of_a_step(context: int) -> int:
 
 def test_a_step_is_no_more_work_after_a_long_text() -> None:
     assert lines_of_a_step(970) == lines_of_a_step(9700) > 100
+
+
+# Rest
+
+
+def test_sequence_that_rests_feeds_its_root_alone_and_its_text_goes_on() -> None:
+    state = SequenceState(suffix_config(4, "window"), [1, 2, 3, 1], 4)
+    twin = SequenceState(suffix_config(4, "window"), [1, 2, 3, 1], 4)
+    assert state.propose() == twin.propose() != []
+    state.rest()
+    assert state.is_linear
+    assert state.candidates == []
+    tree = state.plan([], max_nodes=99, max_depth=99, max_branches=99)
+    assert tree.token_ids.tolist() == [1]
+    state.commit(walk_to(tree, 7), row())
+    assert list(state.tokens) == [1, 2, 3, 1, 7]
+
+
+def test_sequence_knows_after_a_rest_what_was_said_in_it() -> None:
+    state = SequenceState(suffix_config(4), [1, 2, 3], 3)
+    for token in (9, 8, 1, 2, 3):
+        state.rest()
+        tree = state.plan([], max_nodes=99, max_depth=99, max_branches=99)
+        state.commit(walk_to(tree, token), row())
+    assert state.propose() == [9, 8, 1, 2]

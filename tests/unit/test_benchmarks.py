@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.context import cut
-from benchmarks.engine_process import Reply
+from benchmarks.engine_process import Reply, Request, answer
 from benchmarks.forced_source import WrongChains
 from benchmarks.interleaved import openmp_env, rotated
 from benchmarks.prompts import SIMULATOR_ROWS, SPEED_ROWS
@@ -57,6 +59,49 @@ def test_each_engine_comes_first_equally_often() -> None:
 def test_only_steps_after_every_first_token_are_decode_steps() -> None:
     reply = Reply([[1, 2], [3, 4]], 4.0, [1.0] * 3, [1, 1, 2], 2, {})
     assert (reply.num_tokens, reply.decode_steps, reply.decode_tokens) == (4, 1, 2)
+
+
+class Engine:
+    """Answers as many tokens as a prompt has, one a step, to all prompts at once."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+        self.sizes: list[int] = []
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: object) -> None:
+        self.left[name] = len(prompt["prompt_token_ids"])
+
+    def step(self) -> list[SimpleNamespace]:
+        self.sizes.append(len(self.left))
+        for name in self.left:
+            self.left[name] -= 1
+        outputs = [
+            SimpleNamespace(
+                request_id=name, finished=not left, outputs=[SimpleNamespace(token_ids=[left])]
+            )
+            for name, left in self.left.items()
+        ]
+        self.left = {name: left for name, left in self.left.items() if left}
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("at_once", "sizes", "full"), [(None, [3, 2, 1], 1), (2, [2, 2, 1, 1], 2), (1, [1] * 6, 6)]
+)
+def test_next_prompt_is_sent_when_one_is_answered(
+    at_once: int | None, sizes: list[int], full: int
+) -> None:
+    llm = SimpleNamespace(llm_engine=Engine())
+    request = Request([[0], [0, 0], [0, 0, 0]], 9, at_once=at_once)
+    reply = answer(llm, request, counts=False)
+    assert reply.token_ids == [[0], [1, 0], [2, 1, 0]]
+    assert llm.llm_engine.sizes == sizes
+    assert reply.full_steps == full
+
+
+def test_full_steps_have_their_own_timing() -> None:
+    reply = Reply([[1, 2], [3, 4]], 4.0, [1.0, 2.0, 4.0], [1, 1, 2], 2, {}, full_steps=2)
+    assert reply.full_timing == Timing(2, 3.0)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8, 32])

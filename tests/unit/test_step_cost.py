@@ -375,3 +375,21 @@ def test_branches_are_charged_for_what_their_steps_take_longer(clock: Clock) -> 
         clock.now += 3.5
     assert steps.branch_seconds == pytest.approx(0.5, abs=0.01)
     assert dict(steps.points)[5] == pytest.approx(2.0, abs=0.03)
+
+
+def test_time_of_drafts_is_no_part_of_the_steps(clock: Clock) -> None:
+    steps = StepClock([(1, 1.0)], alone)
+    for _ in range(2 * PERIOD):
+        steps.begin_step(1)
+        clock.now += 1.5
+        steps.drafted(0.5, sequences=4)
+    assert steps.points == near((1, 1.0))
+    assert steps.draft_seconds == pytest.approx(0.125)
+
+
+def test_drafts_cost_what_they_take_in_the_long_run(clock: Clock) -> None:
+    steps = StepClock([(1, 1.0)], alone)
+    for seconds in [0.5] * PERIOD + [0.25] * 4 * PERIOD:
+        steps.begin_step(1)
+        steps.drafted(seconds, sequences=1)
+    assert steps.draft_seconds == pytest.approx(0.25, abs=0.01)
