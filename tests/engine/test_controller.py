@@ -65,6 +65,12 @@ class Restless(Controller):
         super().__init__(StepCost([(1, 1.0)], 512))
         self.random = Random(1)
         self.decisions: set[float] = set()
+        self.num_rests = 0
+
+    def rests(self, decoding: int) -> bool:
+        rests = self.random.random() < 0.3
+        self.num_rests += rests
+        return rests
 
     def cutoff(self, values: np.ndarray, decoding: int) -> float:
         choices = [NOTHING, EVERYTHING, 0.3, 0.05, float(self.random.random())]
@@ -100,12 +106,14 @@ def test_controller_that_changes_its_mind_every_step_gives_plain_outputs(
     scripted.ScriptedSource.script(texts, shape)
     assert outcomes(measured, PROMPTS, PARAMS) == plain
     assert len(restless.decisions) > 3
+    assert restless.num_rests > 3
 
 
 def test_curve_in_use_is_among_the_statistics_and_on_disk(measured: LLM, cache: Path) -> None:
     curve = stats(measured)["step_cost"]
     assert curve[0][0] == 1
     assert all(seconds > 0 for _, seconds in curve)
+    assert stats(measured)["draft_cost"] >= 0
     [file] = (cache / "vllm-lookahead" / "step-cost").glob("*.json")
     counts = [count for count, _ in json.loads(file.read_text())]
     assert counts == [count for count, _ in curve]
