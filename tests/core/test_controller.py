@@ -174,7 +174,7 @@ def looks_until_rest(controller: Controller, decoding: int) -> int:
 
 def test_controller_rests_once_drafts_have_brought_less_than_they_cost_for_a_while() -> None:
     controller = Controller(StepCost(STEEP, 100), draft_cost=0.1)
-    assert 5 < looks_until_rest(controller, 8) < 10 * Controller.GAIN_MEMORY
+    assert 5 < looks_until_rest(controller, 8) < 2 * Controller.GAIN_MEMORY
 
 
 def test_rest_ends_with_another_look() -> None:
@@ -213,3 +213,13 @@ def test_drafts_that_cost_nothing_are_always_made(values: tuple[float, ...]) -> 
     for _ in range(1000):
         assert not controller.rests(8)
         look(controller, 8, values)
+
+
+def test_look_after_a_rest_that_finds_drafts_worth_it_ends_resting() -> None:
+    controller = Controller(StepCost(STEEP, 100), draft_cost=0.1)
+    looks_until_rest(controller, 8)
+    while controller.rests(8):
+        pass
+    controller.cost = StepCost(FLAT, 100)
+    look(controller, 8, (0.9,) * 8)
+    assert not controller.rests(8)

@@ -28,9 +28,9 @@ class Controller:
     """Steps of an exploration: a window brings n-grams only when it is full."""
     REST = 32
     """Steps without drafts once they bring less than it takes to make them."""
-    GAIN_MEMORY = 16
+    GAIN_MEMORY = 64
     """Decisions over which the gain of drafts is averaged."""
-    FIRST_GAIN = 1.5
+    FIRST_GAIN = 1.1
 
     def __init__(self, cost: StepCost, branch_cost: float = 0.0, draft_cost: float = 0.0) -> None:
         """
@@ -49,6 +49,7 @@ class Controller:
         self._gain = self.FIRST_GAIN
         self._resting = 0
         self._tired_of = 0
+        self._looks_anew = False
 
     def rests(self, decoding: int) -> bool:
         """Whether the coming step does without drafts, to be asked once per step.
@@ -60,9 +61,10 @@ class Controller:
             decoding: sequences that decode in the step.
         """
         if self._resting and 0 < 2 * decoding <= self._tired_of:
-            self._resting, self._gain = 0, self.FIRST_GAIN
+            self._resting, self._gain, self._looks_anew = 0, self.FIRST_GAIN, False
         if self._resting:
             self._resting -= 1
+            self._looks_anew = True
             return True
         return False
 
@@ -123,6 +125,8 @@ class Controller:
     def _look_at_gain(self, decoding: int, gain: float, cost: float) -> None:
         """Take note of a decision: what it gains over plain decoding, and what its step costs."""
         gain *= cost / (cost + self.draft_cost * decoding)
-        self._gain += (gain - self._gain) / self.GAIN_MEMORY
+        # After a rest the first look decides.
+        self._gain += (gain - self._gain) / (1 if self._looks_anew else self.GAIN_MEMORY)
+        self._looks_anew = False
         if self._gain < 1:
             self._resting, self._tired_of = self.REST, decoding
