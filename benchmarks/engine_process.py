@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,9 @@ class Reply:
     """Index of the first step before which every request had its first token."""
     counters: dict[str, int]
     """How much ``steps``, ``tokens`` and ``fed`` of lookahead's counters grew; else empty."""
-    full_steps: int = 0
-    """Steps from the first on that began with as many prompts as are answered at once."""
+    full_decode_steps: list[int] = field(default_factory=list)
+    """Indices of the steps with as many prompts as are answered at once, all after their first
+    token."""
 
     @property
     def timing(self) -> Timing:
@@ -64,10 +65,12 @@ class Reply:
         return Timing(self.num_tokens, self.seconds)
 
     @property
-    def full_timing(self) -> Timing:
-        """The full steps, prefill included."""
+    def full_decode_timing(self) -> Timing:
+        """The full decode steps."""
+        steps = self.full_decode_steps
         return Timing(
-            sum(self.step_tokens[: self.full_steps]), sum(self.step_seconds[: self.full_steps])
+            sum(self.step_tokens[step] for step in steps),
+            sum(self.step_seconds[step] for step in steps),
         )
 
     @property
@@ -110,16 +113,17 @@ def answer(llm: LLM, request: Request, *, counts: bool) -> Reply:
     answers: list[list[int]] = [[] for _ in request.prompts]
     step_seconds: list[float] = []
     step_tokens: list[int] = []
-    first_decode_step = full_steps = 0
+    first_decode_step = 0
+    full_decode_steps: list[int] = []
     start = last = time.perf_counter()
     for is_full, outputs in steps(llm, request):
         now = time.perf_counter()
         if not all(answers):
             first_decode_step = len(step_seconds) + 1
+        if is_full and all(answers[index] for index, _ in outputs):
+            full_decode_steps.append(len(step_seconds))
         for index, token_ids in outputs:
             answers[index] += token_ids
-        if is_full and full_steps == len(step_seconds):
-            full_steps += 1
         step_seconds.append(now - last)
         step_tokens.append(sum(len(token_ids) for _, token_ids in outputs))
         last = now
@@ -131,7 +135,7 @@ def answer(llm: LLM, request: Request, *, counts: bool) -> Reply:
         step_tokens=step_tokens,
         first_decode_step=first_decode_step,
         counters={name: after[name] - before[name] for name in after},
-        full_steps=full_steps,
+        full_decode_steps=full_decode_steps,
     )
 
 

@@ -1,8 +1,8 @@
-"""Throughput over plain vLLM's as the number of concurrent requests grows.
+"""Decode throughput over plain vLLM's as the number of concurrent requests grows.
 
-So many unseen prompts are answered at once, and when one is, the next is sent. Tokens and time
-count from the first step until there is no next one, so that no engine is charged for a batch
-that runs empty. Every engine answers the same prompts once, greedily, and plain vLLM twice: the
+So many unseen prompts are answered at once, and when one is, the next is sent. What counts are the
+decode steps with so many requests: no engine is charged for a batch that runs empty, nor for
+prompts that don't come all at once, as those of equally fast requests do. Every engine answers the same prompts once, greedily, and plain vLLM twice: the
 second pass over the first is the noise of a ratio. A ratio is the tokens per second of a method
 over plain vLLM's first pass, from sums over the repeats; behind it stand the lowest and the highest
 ratio of a single repeat.
@@ -125,7 +125,9 @@ def measure(
                 reply = engines[PLAIN if name == AGAIN else name].ask(request)
                 batches.append(Batch(name, concurrency, repeat, reply))
             parts = batches[-len(passes) :]
-            rates = ", ".join(f"{one.engine} {rate([one.reply.full_timing]):.1f}" for one in parts)
+            rates = ", ".join(
+                f"{one.engine} {rate([one.reply.full_decode_timing]):.1f}" for one in parts
+            )
             console.print(
                 f"repeat {repeat + 1}, {concurrency} at once, tokens/s: {rates}",
                 markup=False,
@@ -136,7 +138,7 @@ def measure(
 
 def timings(batches: Sequence[Batch], engine: str, concurrency: int) -> list[Timing]:
     return [
-        one.reply.full_timing
+        one.reply.full_decode_timing
         for one in batches
         if (one.engine, one.concurrency) == (engine, concurrency)
     ]
@@ -154,7 +156,7 @@ def make_table(args: argparse.Namespace, batches: Sequence[Batch]) -> Table:
     names = list(dict.fromkeys(one.engine for one in batches if one.engine != PLAIN))
     names.sort(key=lambda name: name == AGAIN)
     table = Table(
-        f"Throughput over plain vLLM's, {args.dtype}, at most {args.max_tokens} tokens",
+        f"Decode throughput over plain vLLM's, {args.dtype}, at most {args.max_tokens} tokens",
         ["concurrent", "plain tokens/s", *names],
     )
     for concurrency in args.concurrency:

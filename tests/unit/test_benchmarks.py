@@ -86,22 +86,24 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    ("at_once", "sizes", "full"), [(None, [3, 2, 1], 1), (2, [2, 2, 1, 1], 2), (1, [1] * 6, 6)]
+    ("at_once", "sizes", "full"),
+    # A prompt's first token makes no decode step.
+    [(None, [3, 2, 1], []), (2, [2, 2, 1, 1], []), (1, [1] * 6, [2, 4, 5])],
 )
 def test_next_prompt_is_sent_when_one_is_answered(
-    at_once: int | None, sizes: list[int], full: int
+    at_once: int | None, sizes: list[int], full: list[int]
 ) -> None:
     llm = SimpleNamespace(llm_engine=Engine())
     request = Request([[0], [0, 0], [0, 0, 0]], 9, at_once=at_once)
     reply = answer(llm, request, counts=False)
     assert reply.token_ids == [[0], [1, 0], [2, 1, 0]]
     assert llm.llm_engine.sizes == sizes
-    assert reply.full_steps == full
+    assert reply.full_decode_steps == full
 
 
-def test_full_steps_have_their_own_timing() -> None:
-    reply = Reply([[1, 2], [3, 4]], 4.0, [1.0, 2.0, 4.0], [1, 1, 2], 2, {}, full_steps=2)
-    assert reply.full_timing == Timing(2, 3.0)
+def test_full_decode_steps_have_their_own_timing() -> None:
+    reply = Reply([[1, 2], [3, 4]], 4.0, [1.0, 2.0, 4.0], [1, 1, 2], 2, {}, [1, 2])
+    assert reply.full_decode_timing == Timing(3, 6.0)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8, 32])
