@@ -2,10 +2,10 @@
 
 So many unseen prompts are answered at once, and when one is, the next is sent. What counts are the
 decode steps with so many requests: no engine is charged for a batch that runs empty, nor for
-prompts that don't come all at once, as those of equally fast requests do. Every engine answers the same prompts once, greedily, and plain vLLM twice: the
-second pass over the first is the noise of a ratio. A ratio is the tokens per second of a method
-over plain vLLM's first pass, from sums over the repeats; behind it stand the lowest and the highest
-ratio of a single repeat.
+prompts that don't come all at once, as those of equally fast requests do. Every engine answers the
+same prompts once, greedily, and plain vLLM twice: the second pass over the first is the noise of
+a ratio. A ratio is the tokens per second of a method over plain vLLM's first pass, from sums over
+the repeats; behind it stand the lowest and the highest ratio of a single repeat.
 """
 
 from __future__ import annotations
