@@ -28,9 +28,9 @@ class Controller:
     """Steps of an exploration: a window brings n-grams only when it is full."""
     REST = 32
     """Steps without drafts once they bring less than it takes to make them."""
-    GAIN_MEMORY = 64
+    GAIN_MEMORY = 16
     """Decisions over which the gain of drafts is averaged."""
-    FIRST_GAIN = 1.1
+    FIRST_GAIN = 1.05
 
     def __init__(self, cost: StepCost, branch_cost: float = 0.0, draft_cost: float = 0.0) -> None:
         """
