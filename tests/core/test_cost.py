@@ -140,8 +140,22 @@ def test_step_with_fewer_tokens_than_the_first_point_is_taken_as_that_point() ->
     assert corrected(points, 1, 1.5) == corrected(points, 2, 1.5)
 
 
-def test_step_with_more_tokens_than_the_last_point_corrects_nothing() -> None:
-    assert corrected([(1, 1.0), (3, 2.0)], 100, 1e9) == [(1, 1.0), (3, 2.0)]
+def test_step_beyond_the_last_point_corrects_that_one() -> None:
+    # Expected: 4.0. 2 s too long, three times as much as the last point is off.
+    assert corrected([(1, 1.0), (3, 2.0)], 7, 6.0) == near([(1, 1.0), (3, 2.0 + 0.05 * 2 / 3)])
+
+
+def test_steps_beyond_the_last_point_become_what_is_expected() -> None:
+    # A curve that looks flat at its end.
+    cost = RunningCost([(1, 1.0), (64, 5.0), (128, 5.0)])
+    for _ in range(300):
+        cost.observe(320, 20.0)
+    table = StepCost(cost.points, 320).table
+    assert table[320] == pytest.approx(20.0, rel=0.05)
+
+
+def test_single_point_says_nothing_about_more_tokens() -> None:
+    assert corrected([(1, 1.0)], 100, 1e9) == [(1, 1.0)]
 
 
 def test_steps_that_keep_taking_another_time_become_what_is_expected() -> None:

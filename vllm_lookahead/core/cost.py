@@ -86,9 +86,10 @@ class RunningCost:
 
         The more branches, the more of an error is theirs (normalized least mean squares). A time
         far off (a pause, a neighbour on the machine) counts no more than one of half or twice of
-        what was expected. Steps beyond the last point say nothing about the others.
+        what was expected. Steps beyond the last point correct that one alone.
         """
         if tokens > self._tokens[-1]:
+            self._observe_beyond(tokens, seconds - branches * self.branch_seconds)
             return
         known = self._tokens
         right = bisect_left(known, tokens)
@@ -111,6 +112,17 @@ class RunningCost:
             max(old + correction, old * (1 - self.LOCAL_RATE))
             for old, correction in zip(self._seconds, corrections, strict=True)
         ]
+
+    def _observe_beyond(self, tokens: int, seconds: float) -> None:
+        """A step on the line through the last two points, whose slope the last one makes."""
+        if len(self._tokens) < 2:
+            return
+        (left, right), (low, high) = self._tokens[-2:], self._seconds[-2:]
+        lever = (tokens - left) / (right - left)
+        expected = max(low + (high - low) * lever, high)
+        error = min(max(seconds, expected / 2), expected * 2) - expected
+        corrected = high + self.LOCAL_RATE * error / lever
+        self._seconds[-1] = max(corrected, high * (1 - self.LOCAL_RATE))
 
 
 FLAT = ((1, 1.0),)
