@@ -62,10 +62,7 @@ def corpus(args: argparse.Namespace, encoder: PromptEncoder) -> list[int]:
 
 def other_texts(args: argparse.Namespace, encoder: PromptEncoder) -> SuffixIndex:
     """Texts of other prompts, where an engine has those that its model wrote."""
-    index = SuffixIndex(LookaheadConfig().model_text_tokens)
-    for content in contents(args, OTHERS):
-        index.extend(encoder.text(content), 0)
-    return index
+    return SuffixIndex.of([encoder.text(content) for content in contents(args, OTHERS)])
 
 
 class Batch:

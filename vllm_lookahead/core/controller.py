@@ -31,6 +31,7 @@ class Controller:
     GAIN_MEMORY = 16
     """Decisions over which the gain of drafts is averaged."""
     FIRST_GAIN = 1.05
+    """What drafts are taken to gain before the first decision."""
 
     def __init__(self, cost: StepCost, branch_cost: float = 0.0, draft_cost: float = 0.0) -> None:
         """
@@ -101,14 +102,12 @@ class Controller:
     def _best(self, values: npt.NDArray[np.float64], decoding: int) -> float:
         table = self.cost.table
         room = len(table) - 1 - decoding
-        self._rate = decoding / float(table[decoding]) if room >= 0 else 0.0
-        descending = -np.sort(-values)
-        if len(descending) > max(room, 0):
-            descending = descending[descending > descending[max(room, 0)]]
-        if not len(descending):
-            if decoding and room >= 0:
-                self._look_at_gain(decoding, 1.0, float(table[decoding]))
+        if not decoding or room < 0:
+            self._rate = 0.0
             return NOTHING
+        descending = -np.sort(-values)
+        if len(descending) > room:
+            descending = descending[descending > descending[room]]
         yielded = np.empty(len(descending) + 1)
         yielded[0] = decoding
         np.cumsum(descending, out=yielded[1:])

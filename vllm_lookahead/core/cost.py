@@ -98,7 +98,7 @@ class RunningCost:
         share = (tokens - known[left]) / span if span else 1.0
         expected = self._seconds[left] * (1 - share) + self._seconds[right] * share
         expected += branches * self.branch_seconds
-        error = min(max(seconds, expected / 2), expected * 2) - expected
+        error = _error(seconds, expected)
         self._observed += 1
         common = max(self.COMMON_RATE, 1 / (1 + self._observed))
         if branches and self._observed > self.SETTLED:
@@ -120,9 +120,12 @@ class RunningCost:
         (left, right), (low, high) = self._tokens[-2:], self._seconds[-2:]
         lever = (tokens - left) / (right - left)
         expected = max(low + (high - low) * lever, high)
-        error = min(max(seconds, expected / 2), expected * 2) - expected
-        corrected = high + self.LOCAL_RATE * error / lever
+        corrected = high + self.LOCAL_RATE * _error(seconds, expected) / lever
         self._seconds[-1] = max(corrected, high * (1 - self.LOCAL_RATE))
+
+
+def _error(seconds: float, expected: float) -> float:
+    return min(max(seconds, expected / 2), expected * 2) - expected
 
 
 FLAT = ((1, 1.0),)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from vllm import SamplingParams
 from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 from vllm_lookahead.engine.files import cache_file, load_json, save_json
@@ -77,7 +78,7 @@ def model_text(runner: LookaheadCPUModelRunner, broadcast: Broadcast, is_first: 
     while most and len(texts) < len(firsts) and (missing := wanted - _size(texts)) > 0:
         if not has_time():
             break
-        last = min(len(texts) + min(most, -(-missing // length)), len(firsts))
+        last = min(len(texts) + min(most, cdiv(missing, length)), len(firsts))
         chosen = range(len(texts), last)
         texts += broadcast(_write(runner, firsts, chosen, length, has_time))
     if (new := _size(texts) - known) > 0:
@@ -139,7 +140,7 @@ def _room(runner: LookaheadCPUModelRunner, length: int) -> tuple[int, int]:
         TEXTS_AT_ONCE,
         runner.max_num_reqs,
         runner.max_num_tokens // 2,
-        blocks // -(-length // block_size) if length else 0,
+        blocks // cdiv(length, block_size) if length else 0,
     )
     return (texts, length - 1) if length > 2 and texts > 0 else (0, 0)
 
@@ -194,7 +195,7 @@ def _begin(
 ) -> SchedulerOutput:
     """The step in which every text's first token is the second one of a prompt."""
     context = _context_token(runner.vllm_config)
-    num_blocks = [-(-(length + 1) // block_size) for block_size in _block_sizes(runner)]
+    num_blocks = [cdiv(length + 1, block_size) for block_size in _block_sizes(runner)]
     free = count(1)
     step = SchedulerOutput.make_empty()
     step.scheduled_new_reqs = [

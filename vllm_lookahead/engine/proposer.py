@@ -76,10 +76,7 @@ class LookaheadProposer:
 
     def use_model_text(self, texts: Sequence[Sequence[int]]) -> None:
         """Take what the model wrote at start-up, once before the first sequence."""
-        index = SuffixIndex(1 + sum(map(len, texts)), self._vocab_size)
-        for text in texts:
-            index.extend(text, 0)
-        self.model_text = index
+        self.model_text = SuffixIndex.of(texts, self._vocab_size)
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
