@@ -46,10 +46,7 @@ NAME = f"{__name__}:Fixed"
 
 
 def index_of(*texts: list[int], vocab_size: int | None = None) -> SuffixIndex:
-    index = SuffixIndex(PLENTY, vocab_size)
-    for text in texts:
-        index.extend(text, 0)
-    return index
+    return SuffixIndex.of(texts, vocab_size)
 
 
 def texts_of(source: str, *texts: list[int]) -> dict[str, Any]:

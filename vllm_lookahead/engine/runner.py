@@ -287,7 +287,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         counts = spec_decode_metadata.num_draft_tokens
         self._first_rows = list(accumulate((1 + count for count in counts[:-1]), initial=0))
         self._walks = [Walk(self._tree(req_id)) for req_id in batch.req_ids]
-        # The first of equals, as torch's, which takes ten times as long.
+        # The first of equals, as torch's, which takes several times as long.
         self._argmax = logits.float().numpy().argmax(axis=-1)
         logprobs = None
         if is_plain_greedy(metadata):
