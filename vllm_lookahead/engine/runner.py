@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,9 +18,9 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_lookahead.attention.branches import BranchBatch, PlacedTree
-from vllm_lookahead.core.cost import FLAT, Points, StepCost
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk
+from vllm_lookahead.engine.costs import EngineCosts
 from vllm_lookahead.engine.grammar import (
     CandidateDraftTokenIds,
     acceptable_drafts,
@@ -48,7 +46,7 @@ from vllm_lookahead.engine.scratch import (
 )
 from vllm_lookahead.engine.scratch_cache import ScratchCache
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
-from vllm_lookahead.engine.step_cost import Broadcast, StepClock, measured_points
+from vllm_lookahead.engine.step_cost import Broadcast
 
 
 class LookaheadCPUModelRunner(CPUModelRunner):
@@ -64,13 +62,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             vllm_config.model_config.logits_processors
         )
         self.stats = LookaheadStats()
-        self.step_cost_points: Points = []
-        """The cost curve in use, (tokens, seconds)."""
-        self._clock: StepClock | None = None
-        self.branch_cost = 0.0
-        """What a branch adds to a step, against a step of one token."""
-        self.draft_cost = 0.0
-        """What it costs to ask a sequence for its draft, likewise."""
+        self.costs = EngineCosts(self)
         self._cache_salts: dict[str, str | None] = {}
         # Filled by execute_model for the step.
         self._plan: StepPlan = EMPTY_PLAN
@@ -117,7 +109,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             self.vllm_config, self.device
         )
         context = self.compilation_config.static_forward_context
-        self._scratch = ScratchCache(
+        self.scratch = ScratchCache(
             [kv_cache_config.num_blocks + gid * num_blocks for gid in range(len(groups))],
             [
                 CacheBlocks([context[name].kv_cache for name in group.layer_names])
@@ -135,13 +127,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self._scheduled = scheduler_output
         self._plan = plan_step(scheduler_output, self.drafter, self._limits)
         widened = self._plan.widen(scheduler_output)
-        if self._clock is not None:
-            is_comparable = self._plan.num_requests == len(scheduler_output.num_scheduled_tokens)
-            tokens = widened.total_num_scheduled_tokens if is_comparable else 0
-            if self._clock.begin_step(tokens, self._plan.num_branches):
-                self._use_cost(
-                    self._clock.points, self._clock.branch_seconds, self._clock.draft_seconds
-                )
+        self.costs.begin_step(self._plan, widened)
         return super().execute_model(widened, *args, **kwargs)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
@@ -216,33 +202,9 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
         Arguments as in `measured_points`.
         """
-        self.set_step_cost(broadcast, is_first)
+        self.costs.prepare(broadcast, is_first)
         if self.drafter.config.uses_model_text:
             self.drafter.use_model_text(model_text(self, broadcast, is_first))
-
-    def set_step_cost(self, broadcast: Broadcast, is_first: bool) -> None:
-        """Give the controller its cost curve; arguments as in `measured_points`."""
-        config = self.drafter.config
-        if config.step_cost != "measured" or not config.controller:
-            given = config.step_cost
-            self._use_cost(list(FLAT if isinstance(given, str) else given), 0.0)
-            return
-        points = measured_points(self, broadcast, is_first)
-        branch_seconds = broadcast(self._scratch.seconds_to_fill(partial(self._dummy_run, 1)))
-        self._clock = StepClock(points, broadcast, branch_seconds)
-        self._use_cost(points, branch_seconds)
-
-    def _use_cost(
-        self,
-        points: Sequence[tuple[int, float]],
-        branch_seconds: float,
-        draft_seconds: float = 0.0,
-    ) -> None:
-        self.step_cost_points = [(count, round(cost, 6)) for count, cost in points]
-        self.branch_cost = branch_seconds / points[0][1]
-        self.draft_cost = draft_seconds / points[0][1]
-        curve = StepCost(points, self.max_num_tokens)
-        self.drafter.use_cost(curve, self.branch_cost, self.draft_cost)
 
     # ---- feed --------------------------------------------------------------------------------
 
@@ -258,7 +220,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         return super()._build_attention_metadata(num_reqs=num_reqs, **kwargs)
 
     def _expand(self, num_reqs: int) -> list[BranchBatch]:
-        return self._scratch.expand(
+        return self.scratch.expand(
             self.input_batch.block_table.block_tables,
             np.diff(self.query_start_loc.np[: num_reqs + 1]).tolist(),
             self.input_batch.num_computed_tokens_cpu[:num_reqs].tolist(),
@@ -268,7 +230,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         branches, self._branches = self._branches, []
         if branches:
-            self._scratch.fill(branches)
+            self.scratch.fill(branches)
         return super()._model_forward(*args, **kwargs)
 
     # ---- walk and keep -----------------------------------------------------------------------
@@ -325,7 +287,7 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def _keep_accepted(self) -> None:
         if self._plan.trees:
             tables = self.input_batch.block_table.block_tables
-            self._scratch.keep_accepted(tables, self._walks, self._placed_trees())
+            self.scratch.keep_accepted(tables, self._walks, self._placed_trees())
         for req_id, walk in zip(self.input_batch.req_ids, self._walks, strict=True):
             if self._plan.has(req_id):
                 tree = walk.tree
@@ -361,8 +323,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
                 drafting.append(req_id)
         num_others = self.input_batch.num_reqs - len(drafting)
         drafts = self.drafter.draft(drafting, num_others)
-        if drafts and self._clock is not None:
-            self._clock.drafted(time.perf_counter() - begin, len(drafting))
+        if drafts:
+            self.costs.drafted(time.perf_counter() - begin, len(drafting))
         return [drafts.get(req_id, []) for req_id in self.input_batch.req_ids]
 
     def _commit(self, index: int, req_id: str) -> None:

@@ -78,12 +78,12 @@ class LookaheadCPUWorker(CPUWorker):
 
     def lookahead_stats(self) -> dict[str, Any]:
         """Counters of `LookaheadStats`, and what the sequences hold now."""
-        drafter = self.model_runner.drafter
+        drafter, costs = self.model_runner.drafter, self.model_runner.costs
         return self.model_runner.stats.to_json() | {
             "sequences": drafter.num_sequences,
             "pool_ngrams": drafter.pool_ngrams,
             "shared_tokens": drafter.shared_tokens,
-            "step_cost": self.model_runner.step_cost_points,
-            "branch_cost": self.model_runner.branch_cost,
-            "draft_cost": self.model_runner.draft_cost,
+            "step_cost": costs.points,
+            "branch_cost": costs.branch,
+            "draft_cost": costs.draft,
         }
