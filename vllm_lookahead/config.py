@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Literal, cast
 
 BUILTIN_SOURCES = ("suffix", "model", "window", "output", "prompt", "shared")
-DEFAULT_SOURCES = ("suffix", "model", "window", "output", "prompt")
+DEFAULT_SOURCES = ("suffix", "model", "window")
 TOKEN_SOURCES = ("suffix", "shared", "model")
 """Sources that know what follows the last few tokens, and so make candidates token by token."""
 POOLED_SOURCES = ("window", "output", "prompt")
@@ -80,7 +80,7 @@ class LookaheadConfig:
     """N-grams kept per sequence, 1 to 1048576; the keys inserted longest ago leave first. Of the
     text, the suffix source knows at least as many tokens."""
 
-    model_text_tokens: int = 102400
+    model_text_tokens: int = 204800
     """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. They take
     about 0.3 kB each in a worker's memory."""
 

@@ -41,7 +41,7 @@ class CandidateTree:
         self.parents = [-1]
         self.children: list[list[int]] = [[]]
         self._chances = [1.0]
-        self._fed = [True]
+        self._fed: set[int] = set()
         self.accepted: list[int] = []
         """Filled by `learn`: nodes that came true, in order."""
 
@@ -128,7 +128,6 @@ class CandidateTree:
         self.parents.append(parent)
         self.children.append([])
         self._chances.append(chance)
-        self._fed.append(False)
         return child
 
     def select(self, cutoff: float, limit: int) -> list[Chain]:
@@ -140,7 +139,7 @@ class CandidateTree:
             limit: most candidates; of more, the most valuable tokens are kept.
         """
         values, parents = self.values, self.parents
-        fed = self._fed = [True] + [False] * (len(values) - 1)
+        fed = self._fed = {0}
         worth = [node for node in range(1, len(values)) if values[node] >= cutoff]
         if not worth:
             return []
@@ -149,13 +148,13 @@ class CandidateTree:
         leaves: set[int] = set()
         for node in worth:
             parent = parents[node]
-            if not fed[parent]:
+            if parent not in fed:
                 continue
             if parent in leaves:
                 leaves.remove(parent)
             elif len(leaves) == limit:
                 continue
-            fed[node] = True
+            fed.add(node)
             leaves.add(node)
         paths = [self._path(leaf) for leaf in sorted(leaves)]
         if len(paths) > 1 and cutoff > EVERYTHING:
@@ -187,9 +186,10 @@ class CandidateTree:
     @property
     def num_accepted(self) -> int:
         """Accepted tokens that were fed as candidates."""
-        return sum([self._fed[node] for node in self.accepted])
+        return len(self._fed.intersection(self.accepted))
 
     @property
     def num_guessed(self) -> int:
         """Those of them that only the window's n-grams had proposed."""
-        return sum([self._fed[node] and is_guessed(self.classes[node]) for node in self.accepted])
+        fed = self._fed.intersection(self.accepted)
+        return sum([is_guessed(self.classes[node]) for node in fed])

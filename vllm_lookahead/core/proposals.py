@@ -22,7 +22,7 @@ from vllm_lookahead.core.acceptance import (
 from vllm_lookahead.core.candidates import CandidateTree, Chain
 from vllm_lookahead.core.pool import NgramPool
 from vllm_lookahead.core.sources import CandidateSource, make_custom_sources
-from vllm_lookahead.core.suffix import LONGEST_MATCH, Followers, SuffixIndex
+from vllm_lookahead.core.suffix import Followers, SuffixIndex
 
 FindShared = Callable[[], SuffixIndex | None]
 """Other requests' texts, None while there are none."""
@@ -61,6 +61,7 @@ class Proposals:
         self._find_shared: FindShared | None = None
         self._model_text: SuffixIndex | None = None
         self._asked: list[Ask] = []
+        self._match: int | None = None
         if config.verification_set_size:
             if "suffix" in config.sources:
                 self._suffixes = SuffixIndex(config.pool_capacity, vocab_size)
@@ -100,12 +101,13 @@ class Proposals:
     def _pools(self, source: str) -> bool:
         return self._config.uses_pool and source in self._config.sources
 
-    def match(self, tokens: Sequence[int]) -> int:
-        """Kind of the coming step, as in `acceptance.MATCHES`, by the match in the own text."""
-        if self._suffixes is None:
-            return 0
-        match, _ = self._suffixes.followers(tuple(tokens[-LONGEST_MATCH:]))
-        return kind_of_match(match)
+    @property
+    def match(self) -> int:
+        """Kind of the coming step, as in `acceptance.MATCHES`, by the match in the own text.
+
+        0 without the source ``suffix``. For what was asked last.
+        """
+        return 0 if self._match is None else kind_of_match(self._match)
 
     def ask(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """Add all sources' candidates to the tree.
@@ -136,6 +138,7 @@ class Proposals:
     def _grow(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """Candidates token by token: each is what the sources know to follow the one before."""
         own, model_text = self._suffixes, self._model_text
+        self._match = None
         shared = None if self._find_shared is None else self._find_shared()
 
         def predict(tail: Chain) -> Classified:
@@ -144,6 +147,9 @@ class Proposals:
                 match, followers = own.followers(tail)
                 if followers:
                     found = classify(SUFFIX, match, followers)
+                if self._match is None:
+                    # The root is asked about first.
+                    self._match = match
             if match >= LONG_MATCH:
                 # Other texts hardly ever know better.
                 return found

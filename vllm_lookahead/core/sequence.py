@@ -121,7 +121,7 @@ class SequenceState:
         window = self._window
         if window is not None:
             # Fed whole or not at all, so its tokens share its value evenly.
-            self._match = self._proposals.match(self._tokens)
+            self._match = self._proposals.match
             value = self._acceptance.window_value(self._match)
             value -= (window.width - (not values)) * branch_price
             # A new window of one column is the root, which is fed anyway.
