@@ -23,8 +23,8 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import Controller
 from vllm_lookahead.core.cost import StepCost
+from vllm_lookahead.core.followers import FollowerTable
 from vllm_lookahead.core.sequence import SequenceState
-from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk, walk_tree
 
@@ -32,6 +32,7 @@ CURVE = ((1, 1.0), (4, 1.0), (8, 1.1), (16, 1.5), (24, 1.9), (32, 2.2), (64, 3.6
 """Step cost measured on two AVX-512 cores with SmolLM2-135M in bfloat16."""
 STEPS = 60
 WARM_UP = 10
+LEAST_PLACES = 16
 LIMITS = {"max_nodes": 1024, "max_depth": 1024, "max_branches": 64}
 
 CORPUS = (("spec_bench", range(80), 0), ("gsm8k", range(80), 0))
@@ -60,16 +61,16 @@ def corpus(args: argparse.Namespace, encoder: PromptEncoder) -> list[int]:
     return encoder.text("\n".join(contents(args, CORPUS)))
 
 
-def other_texts(args: argparse.Namespace, encoder: PromptEncoder) -> SuffixIndex:
+def other_texts(args: argparse.Namespace, encoder: PromptEncoder) -> FollowerTable:
     """Texts of other prompts, where an engine has those that its model wrote."""
-    return SuffixIndex.of([encoder.text(content) for content in contents(args, OTHERS)])
+    return FollowerTable([encoder.text(content) for content in contents(args, OTHERS)])
 
 
 class Batch:
     """Sequences that go on as their texts do."""
 
     def __init__(
-        self, texts: Sequence[Sequence[int]], context: int, model_text: SuffixIndex
+        self, texts: Sequence[Sequence[int]], context: int, model_text: FollowerTable
     ) -> None:
         acceptance = AcceptanceModel()
         config = LookaheadConfig().sized(1)
@@ -104,23 +105,36 @@ class Batch:
         return walks
 
 
+def places(num_tokens: int, longest: int, batch_size: int) -> list[list[int]]:
+    """Where the sequences of each batch stand in the corpus.
+
+    The same for every length of context, so that all have the same text before them. Small
+    batches are several, for one place is no mean.
+    """
+    num_batches = max(1, LEAST_PLACES // batch_size)
+    last = num_tokens - (STEPS + WARM_UP + 1) * 16
+    spread = np.linspace(longest, last, num_batches * batch_size).astype(int).tolist()
+    return [spread[i::num_batches] for i in range(num_batches)]
+
+
 def measure(
-    tokens: Sequence[int], model_text: SuffixIndex, batch_size: int, context: int
+    tokens: Sequence[int], model_text: FollowerTable, batches: Sequence[Sequence[int]], context: int
 ) -> tuple[float, float, float]:
     """Milliseconds of propose, plan and verify."""
-    need = context + (STEPS + WARM_UP + 1) * 16
-    shift = max(1, (len(tokens) - need) // max(1, batch_size))
-    batch = Batch([tokens[i * shift :][:need] for i in range(batch_size)], context, model_text)
     samples: list[tuple[float, float, float]] = []
-    for _ in range(STEPS + WARM_UP):
-        begin = time.perf_counter()
-        drafts = batch.propose()
-        proposed = time.perf_counter()
-        trees = batch.plan(drafts)
-        planned = time.perf_counter()
-        batch.verify(trees)
-        samples.append((proposed - begin, planned - proposed, time.perf_counter() - planned))
-    propose, plan, verify = (1e3 * median(part) for part in zip(*samples[WARM_UP:], strict=True))
+    for batch_places in batches:
+        batch = Batch([tokens[place - context :] for place in batch_places], context, model_text)
+        for step in range(STEPS + WARM_UP):
+            begin = time.perf_counter()
+            drafts = batch.propose()
+            proposed = time.perf_counter()
+            trees = batch.plan(drafts)
+            planned = time.perf_counter()
+            batch.verify(trees)
+            end = time.perf_counter()
+            if step >= WARM_UP:
+                samples.append((proposed - begin, planned - proposed, end - planned))
+    propose, plan, verify = (1e3 * median(part) for part in zip(*samples, strict=True))
     return propose, plan, verify
 
 
@@ -137,8 +151,10 @@ def main() -> None:
     rows = []
     for context in args.context:
         for size in args.batch_size:
+            batches = places(len(tokens), max(args.context), size)
             best = min(
-                (measure(tokens, model_text, size, context) for _ in range(args.repeats)), key=sum
+                (measure(tokens, model_text, batches, context) for _ in range(args.repeats)),
+                key=sum,
             )
             rows.append((context, size, *best, sum(best)))
     if args.json:

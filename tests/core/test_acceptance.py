@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from vllm_lookahead.core.acceptance import (
     MATCHES,
-    MODEL,
     NUM_CLASSES,
     NUM_DEPTHS,
-    SHARED,
     SUFFIX,
     AcceptanceModel,
     Classified,
     classify,
-    classify_others,
+    classify_model,
+    classify_shared,
     confirm,
     custom_class,
     is_guessed,
     kind_of_match,
     pool_class,
 )
+from vllm_lookahead.core.followers import NUM_EVIDENCES, NUM_SHARES, NUM_TOTALS
 from vllm_lookahead.core.suffix import MATCH_LENGTHS, Followers
 
 RANKS = 4
@@ -48,15 +48,20 @@ def denied(match: int, followers: Followers) -> Classified:
     return confirm(own(match, followers), [(99, 1)])
 
 
-def beside(first: int, longer: int) -> Classify:
-    """In other texts, where the own text's match is so much longer."""
-    return lambda match, followers: classify_others(first, match, match + longer, followers)
+def beside(longer: int) -> Classify:
+    """In texts of other requests, where the own text's match is so much longer."""
+    return lambda match, followers: classify_shared(match, match + longer, followers)
 
 
-OWN: list[Classify] = [own, confirmed, denied]
-BESIDE = {first: [beside(first, longer) for longer in (-1, 0, 1)] for first in (MODEL, SHARED)}
-"""Of each kind of other texts: beside a shorter, an equal and a longer match in one's own."""
-TEXTS = [*OWN, *BESIDE[MODEL], *BESIDE[SHARED]]
+TEXTS: list[Classify] = [own, confirmed, denied, beside(-1), beside(0), beside(1)]
+MODELS = [
+    token_class
+    for match in LENGTHS
+    for own_match in (match - 1, match, match + 1)
+    for _, token_class in classify_model(
+        match, own_match, [(7, evidence) for evidence in range(NUM_EVIDENCES)]
+    )
+]
 GUESSED = [
     pool_class(rank, pair, True) + depth
     for pair in (False, True)
@@ -91,6 +96,7 @@ def text_classes(text: Classify) -> list[int]:
 
 OTHERS = [
     *(each for text in TEXTS for each in text_classes(text)),
+    *MODELS,
     *(first + depth for first in NGRAMS for depth in range(NUM_DEPTHS)),
 ]
 
@@ -130,17 +136,18 @@ def test_all_rivals_count_together() -> None:
     assert classified[8] == class_of(2, 4, True)
 
 
-@pytest.mark.parametrize("first", [MODEL, SHARED])
 @pytest.mark.parametrize(
-    ("match", "own_match", "like"),
-    [(0, -1, 0), (3, -1, 0), (3, 2, 0), (0, 0, 1), (3, 3, 1), (0, 3, 2), (2, 3, 2)],
+    ("match", "own_match", "longer"),
+    [(0, -1, -1), (3, -1, -1), (3, 2, -1), (0, 0, 0), (3, 3, 0), (0, 3, 1), (2, 3, 1)],
 )
 def test_other_texts_are_told_apart_by_whether_ones_own_match_is_shorter_equal_or_longer(
-    first: int, match: int, own_match: int, like: int
+    match: int, own_match: int, longer: int
 ) -> None:
     followers = [(5, 1), (6, 2)]
-    expected = BESIDE[first][like](match, followers)
-    assert classify_others(first, match, own_match, followers) == expected
+    for classified in (classify_shared, classify_model):
+        expected = classified(match, match + longer, followers)
+        assert classified(match, own_match, followers) == expected
+        assert [token for token, _ in expected] == [5, 6]
 
 
 def test_own_followers_are_told_apart_by_whether_other_texts_have_them_too() -> None:
@@ -224,20 +231,42 @@ def test_newest_follower_is_thought_likelier_at_first_than_an_older_one(text: Cl
             assert newer > older
 
 
-@pytest.mark.parametrize("first", [MODEL, SHARED])
-def test_other_texts_are_trusted_less_at_first_than_ones_own_and_beside_a_longer_match_least(
-    first: int,
-) -> None:
+def test_other_texts_are_trusted_less_at_first_than_ones_own_and_beside_a_longer_match_least() -> (
+    None
+):
     probability = AcceptanceModel().probability
-    columns = [text_classes(text) for text in (own, *BESIDE[first])]
+    columns = [text_classes(text) for text in (own, beside(-1), beside(0), beside(1))]
     for same in zip(*columns, strict=True):
         alone, *others = (probability[each] for each in same)
         assert alone > others[0] > others[1] > others[2]
 
 
+@pytest.mark.parametrize("evidence", range(NUM_EVIDENCES))
+def test_models_text_is_trusted_less_at_first_beside_a_longer_match_in_ones_own(
+    evidence: int,
+) -> None:
+    probability = AcceptanceModel().probability
+    for match in LENGTHS:
+        shorter, equal, longer = (
+            probability[dict(classify_model(match, own_match, [(7, evidence)]))[7]]
+            for own_match in (match - 1, match, match + 1)
+        )
+        assert shorter > equal > longer
+
+
+def test_larger_share_of_the_models_text_is_thought_likelier_at_first() -> None:
+    probability = AcceptanceModel().probability
+    for match in LENGTHS:
+        for total in range(NUM_TOTALS):
+            evidences = [total * NUM_SHARES + share for share in range(NUM_SHARES)]
+            classified = classify_model(match, -1, [(7, evidence) for evidence in evidences])
+            chances = [probability[token_class] for _, token_class in classified]
+            assert chances == sorted(set(chances))
+
+
 def test_own_followers_are_trusted_less_at_first_where_other_texts_say_something_else() -> None:
     probability = AcceptanceModel().probability
-    for same in zip(*map(text_classes, OWN), strict=True):
+    for same in zip(*map(text_classes, [own, confirmed, denied]), strict=True):
         alone, agreed, against = (probability[each] for each in same)
         assert agreed >= alone > against
 

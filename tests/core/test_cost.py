@@ -113,18 +113,35 @@ def test_time_as_expected_changes_nothing() -> None:
 
 
 def test_error_at_a_point_corrects_it_most_and_all_points_a_bit() -> None:
-    # 0.5 s too long: 5 % of that at the point, 2 % at all.
-    assert corrected([(1, 1.0), (3, 2.0)], 1, 1.5) == near([(1, 1.035), (3, 2.01)])
-    assert corrected([(1, 1.0), (3, 2.0)], 3, 2.5) == near([(1, 1.01), (3, 2.035)])
+    # 0.5 s too long: 7 % of that at the point, half of 2 % where tokens are four times as many.
+    assert corrected([(1, 1.0), (4, 2.0)], 1, 1.5) == near([(1, 1.035), (4, 2.005)])
+    assert corrected([(1, 1.0), (4, 2.0)], 4, 2.5) == near([(1, 1.005), (4, 2.035)])
+
+
+def test_what_many_sequences_add_hardly_touches_what_a_step_of_one_costs() -> None:
+    cost = RunningCost([(1, 1.0), (64, 3.0), (100, 4.0)])
+    for _ in range(1000):
+        cost.observe(1, 1.0)
+    for _ in range(1000):
+        cost.observe(64, 5.0)
+    (_, one), (_, many), _ = cost.points
+    assert many == pytest.approx(5.0, abs=0.01)
+    assert one < 1.15
 
 
 def test_error_between_points_corrects_both_by_their_nearness() -> None:
     # Expected: 2.0 at a quarter of the way. 1 s too long.
-    assert corrected([(1, 1.0), (5, 5.0)], 2, 3.0) == near([(1, 1.0575), (5, 5.0325)])
+    expected = [(1, 1.0375 + 0.02 * 0.5**0.5), (5, 5.0125 + 0.02 * 0.4**0.5)]
+    assert corrected([(1, 1.0), (5, 5.0)], 2, 3.0) == near(expected)
 
 
 def test_step_faster_than_expected_lowers_the_curve() -> None:
-    assert corrected([(1, 1.0), (3, 2.0)], 1, 0.5) == near([(1, 0.965), (3, 1.99)])
+    assert corrected([(1, 1.0), (3, 2.0)], 1, 0.5) == near(
+        [
+            (1, 0.965),
+            (3, 2.0 - 0.01 / 3**0.5),
+        ]
+    )
 
 
 @pytest.mark.parametrize(("seconds", "as_if"), [(1000.0, 4.0), (0.0, 1.0)])

@@ -15,16 +15,18 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import (
     MODEL,
     NUM_CLASSES,
-    SHARED,
     SUFFIX,
     AcceptanceModel,
+    Classified,
     classify,
-    classify_others,
+    classify_model,
+    classify_shared,
     confirm,
     custom_class,
     pool_class,
 )
 from vllm_lookahead.core.candidates import CandidateTree, Chain
+from vllm_lookahead.core.followers import FollowerTable, evidence_of
 from vllm_lookahead.core.proposals import Proposals
 from vllm_lookahead.core.shared import SharedTexts
 from vllm_lookahead.core.suffix import MATCH_LENGTHS, SuffixIndex
@@ -46,12 +48,24 @@ NAME = f"{__name__}:Fixed"
 
 
 def index_of(*texts: list[int], vocab_size: int | None = None) -> SuffixIndex:
-    return SuffixIndex.of(texts, vocab_size)
+    index = SuffixIndex(PLENTY, vocab_size)
+    for text in texts:
+        index.extend(text, 0)
+    return index
 
 
 def texts_of(source: str, *texts: list[int]) -> dict[str, Any]:
     """The texts of ``shared`` or ``model``, as `proposed` takes them."""
-    return {"model_text" if source == "model" else source: index_of(*texts)}
+    if source == "model":
+        return {"model_text": FollowerTable(texts)}
+    return {"shared": index_of(*texts)}
+
+
+def once(source: str, match: int, own_match: int, token: int) -> Classified:
+    """A token that followed a match in other texts, once and alone."""
+    if source == "model":
+        return classify_model(match, own_match, [(token, evidence_of(1, 1))])
+    return classify_shared(match, own_match, [(token, 1)])
 
 
 def proposed(
@@ -61,7 +75,7 @@ def proposed(
     length: int = 2,
     G: int = 8,
     shared: SuffixIndex | None = None,
-    model_text: SuffixIndex | None = None,
+    model_text: FollowerTable | None = None,
     vocab_size: int | None = None,
     model: AcceptanceModel | None = None,
     floor: float = 0.0,
@@ -125,23 +139,23 @@ def test_what_follows_a_proposed_token_is_what_followed_the_text_with_it() -> No
 # Other texts: those of other requests, and the model's
 
 
-@pytest.mark.parametrize(("source", "first"), [("shared", SHARED), ("model", MODEL)])
-def test_other_texts_are_proposed_beside_the_own_one(source: str, first: int) -> None:
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_other_texts_are_proposed_beside_the_own_one(source: str) -> None:
     tree = proposed(["suffix", source], [1, 2, 5, 1, 2], length=1, **texts_of(source, [9, 1, 2, 7]))
     # The own text's 5 isn't what followed the same two tokens there.
     assert spelt(tree) == {
         **after((), confirm(classify(SUFFIX, 1, [(5, 1)]), [(7, 1)])),
-        **after((), classify_others(first, 1, 1, [(7, 1)])),
+        **after((), once(source, 1, 1, 7)),
     }
 
 
-@pytest.mark.parametrize(("source", "first"), [("shared", SHARED), ("model", MODEL)])
-def test_other_texts_are_asked_behind_proposed_tokens_too(source: str, first: int) -> None:
+@pytest.mark.parametrize("source", ["shared", "model"])
+def test_other_texts_are_asked_behind_proposed_tokens_too(source: str) -> None:
     # 5 is from the own text, 7 from the other one.
     chains = spelt(proposed(["suffix", source], [2, 5, 2], length=3, **texts_of(source, [5, 7, 8])))
     assert {(5,), (5, 2), (5, 7), (5, 7, 8)} <= set(chains)
     # After 2 5 the own text has a match of two tokens.
-    [(_, seven)] = classify_others(first, 0, 1, [(7, 1)])
+    [(_, seven)] = once(source, 0, 1, 7)
     assert chains[5, 7] == seven
 
 
@@ -162,25 +176,29 @@ def test_shorter_match_in_other_texts_neither_confirms_nor_denies(source: str) -
 
 
 @pytest.mark.parametrize(
-    ("shared", "model_text", "token", "first", "match"),
+    ("shared", "model_text", "token", "source", "match"),
     [
-        ([1, 2, 7], [2, 8], 7, SHARED, 1),
-        ([2, 7], [1, 2, 8], 8, MODEL, 1),
-        ([1, 2, 7], [1, 2, 8], 7, SHARED, 1),
-        ([2, 7], [2, 8], 7, SHARED, 0),
-        ([2, 7], [9, 8], 7, SHARED, 0),
-        ([9, 7], [2, 8], 8, MODEL, 0),
+        ([1, 2, 7], [2, 8], 7, "shared", 1),
+        ([2, 7], [1, 2, 8], 8, "model", 1),
+        ([1, 2, 7], [1, 2, 8], 7, "shared", 1),
+        ([2, 7], [2, 8], 7, "shared", 0),
+        ([2, 7], [9, 8], 7, "shared", 0),
+        ([9, 7], [2, 8], 8, "model", 0),
     ],
     ids=["shared longer", "model longer", "both long", "both short", "shared only", "model only"],
 )
 def test_of_shared_texts_and_the_models_the_longer_match_is_asked_or_else_the_shared_one(
-    shared: list[int], model_text: list[int], token: int, first: int, match: int
+    shared: list[int], model_text: list[int], token: int, source: str, match: int
 ) -> None:
     for sources in (["model", "shared"], ["shared", "model"]):
         tree = proposed(
-            sources, [1, 2], length=1, shared=index_of(shared), model_text=index_of(model_text)
+            sources,
+            [1, 2],
+            length=1,
+            shared=index_of(shared),
+            model_text=FollowerTable([model_text]),
         )
-        assert spelt(tree) == after((), classify_others(first, match, -1, [(token, 1)]))
+        assert spelt(tree) == after((), once(source, match, -1, token))
 
 
 def test_own_followers_are_confirmed_by_the_other_texts_that_are_asked() -> None:
@@ -191,11 +209,11 @@ def test_own_followers_are_confirmed_by_the_other_texts_that_are_asked() -> None
         [0, 3, 1, 2, 5, 1, 2],
         length=1,
         shared=index_of([2, 5, 1, 2, 6]),
-        model_text=index_of([1, 2, 5]),
+        model_text=FollowerTable([[1, 2, 5]]),
     )
     assert spelt(tree) == {
         **after((), confirm(own, [(6, 1)])),
-        **after((), classify_others(SHARED, 2, 1, [(6, 1)])),
+        **after((), once("shared", 2, 1, 6)),
     }
 
 
@@ -210,9 +228,15 @@ def test_other_texts_are_not_asked_beside_a_match_of_four_tokens_in_the_own_one(
     assert sorted(tree.tokens[1:]) == tokens
 
 
-@pytest.mark.parametrize("texts", [None, index_of([])], ids=["none", "empty"])
-def test_without_other_texts_nothing_is_found_there(texts: SuffixIndex | None) -> None:
-    tree = proposed(["shared", "model"], [1, 2, 1], shared=texts, model_text=texts)
+@pytest.mark.parametrize(
+    ("shared", "model_text"),
+    [(None, None), (index_of([]), FollowerTable([]))],
+    ids=["none", "empty"],
+)
+def test_without_other_texts_nothing_is_found_there(
+    shared: SuffixIndex | None, model_text: FollowerTable | None
+) -> None:
+    tree = proposed(["shared", "model"], [1, 2, 1], shared=shared, model_text=model_text)
     assert spelt(tree) == {}
 
 
@@ -311,7 +335,7 @@ def test_candidates_come_in_the_order_of_their_sources(
         sources,
         [1, 2, 3, 4, 2, 6, 1, 2],
         shared=index_of([2, 8]),
-        model_text=index_of([2, 9]),
+        model_text=FollowerTable([[2, 9]]),
         length=1,
     )
     assert [tree.tokens[child] for child in tree.children[0]] == firsts
@@ -358,7 +382,7 @@ def test_one_candidate_is_as_long_as_the_draft() -> None:
 @pytest.mark.parametrize("sources", [["suffix", "model", "shared", "prompt", NAME], []])
 def test_without_candidates_nothing_is_asked_or_kept(sources: list[str]) -> None:
     text = [1, 2, 1]
-    tree = proposed(sources, text, G=0, shared=index_of(text), model_text=index_of(text))
+    tree = proposed(sources, text, G=0, shared=index_of(text), model_text=FollowerTable([text]))
     assert spelt(tree) == {}
 
 
@@ -392,10 +416,13 @@ TOKEN_SOURCES = st.sets(st.sampled_from(["suffix", "shared", "model"]), min_size
 def test_each_token_is_followed_by_what_the_sources_say_of_the_text_with_it(
     text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    indices = {"suffix": index_of(text), "shared": index_of(other), "model": index_of(model_text)}
-    tree = proposed(
-        sources, text, shared=indices["shared"], model_text=indices["model"], length=3, G=3
-    )
+    shared, written = index_of(other), FollowerTable([model_text])
+    indices: dict[str, SuffixIndex | FollowerTable] = {
+        "suffix": index_of(text),
+        "shared": shared,
+        "model": written,
+    }
+    tree = proposed(sources, text, shared=shared, model_text=written, length=3, G=3)
     chains: list[Chain] = [()]
     expanded = 0
     for node in range(len(tree.tokens)):
@@ -421,8 +448,11 @@ def test_each_token_is_followed_by_what_the_sources_say_of_the_text_with_it(
 def test_no_token_outside_of_the_vocabulary_is_proposed(
     text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    shared, written = (index_of(each, vocab_size=4) for each in (other, model_text))
-    tree = proposed(sources, text, shared=shared, model_text=written, vocab_size=4)
+    # What the model writes has none.
+    written = FollowerTable([[token for token in model_text if token < 4]])
+    tree = proposed(
+        sources, text, shared=index_of(other, vocab_size=4), model_text=written, vocab_size=4
+    )
     assert max(tree.tokens) < 4
 
 
@@ -430,7 +460,7 @@ def test_no_token_outside_of_the_vocabulary_is_proposed(
 def test_no_chain_is_proposed_twice_in_whichever_order_the_sources_are_asked(
     text: list[int], other: list[int], model_text: list[int], sources: list[str]
 ) -> None:
-    tree = proposed(sources, text, shared=index_of(other), model_text=index_of(model_text))
+    tree = proposed(sources, text, shared=index_of(other), model_text=FollowerTable([model_text]))
     assert prefixes(list(spelt(tree))) == {*spelt(tree), ()}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_lookahead.core.followers import NUM_EVIDENCES, NUM_TOTALS, Evidences
 from vllm_lookahead.core.suffix import MATCH_LENGTHS, Followers
 
 NUM_DEPTHS = 16
@@ -32,7 +33,7 @@ _FOLLOWERS = len(MATCH_LENGTHS) * _FOLLOWERS_OF_MATCH
 
 SUFFIX = 0
 MODEL = SUFFIX + 3 * _FOLLOWERS
-SHARED = MODEL + 3 * _FOLLOWERS
+SHARED = MODEL + 3 * len(MATCH_LENGTHS) * NUM_EVIDENCES
 POOL = SHARED + 3 * _FOLLOWERS
 CUSTOM = POOL + 4 * _RANKS * NUM_DEPTHS
 NUM_CLASSES = CUSTOM + _RANKS * NUM_DEPTHS
@@ -70,25 +71,40 @@ def classify(first: int, match: int, followers: Followers) -> Classified:
     return classified
 
 
-def classify_others(first: int, match: int, own_match: int, followers: Followers) -> Classified:
-    """What followed a match in other texts than the sequence's own.
+def classify_shared(match: int, own_match: int, followers: Followers) -> Classified:
+    """What followed a match in texts of other requests.
 
     Args:
-        first: `MODEL` or `SHARED`.
-        match: as in `classify`, in the other texts.
+        match: as in `classify`, in those texts.
         own_match: and in the sequence's own, -1 without one.
         followers: as in `classify`.
     """
-    relation = 0 if match > own_match else 1 if match == own_match else 2
-    return classify(first + relation * _FOLLOWERS, match, followers)
+    return classify(SHARED + _relation(match, own_match) * _FOLLOWERS, match, followers)
 
 
-def confirm(classified: Classified, others: Followers) -> Classified:
+def classify_model(match: int, own_match: int, followers: Evidences) -> Classified:
+    """What followed a match in the model's own text.
+
+    Args:
+        match: as in `classify`, in that text.
+        own_match: and in the sequence's own, -1 without one.
+        followers: as from `FollowerTable.followers`.
+    """
+    first = _relation(match, own_match) * len(MATCH_LENGTHS) + match
+    return [(token, MODEL + first * NUM_EVIDENCES + evidence) for token, evidence in followers]
+
+
+def _relation(match: int, own_match: int) -> int:
+    """0 for a longer match than in the own text, 1 for an equal one, 2 for a shorter one."""
+    return 0 if match > own_match else 1 if match == own_match else 2
+
+
+def confirm(classified: Classified, others: Sequence[tuple[int, int]]) -> Classified:
     """What followed a match in the own text, knowing what did in other texts.
 
     Args:
         classified: by `classify` with `SUFFIX`.
-        others: of a match in other texts that is no shorter.
+        others: the same of a match in other texts that is no shorter.
     """
     known = {token for token, _ in others}
     return [
@@ -123,9 +139,11 @@ def _initial() -> list[float]:
     own = _initial_followers((0.35, 0.6, 0.7, 0.88), (1.0, 0.5, 0.3))
     # Other texts may be silent, agree or disagree.
     owns = [share * chance for share in (1.0, 1.0, 0.65) for chance in own]
-    other = _initial_followers((0.1, 0.2, 0.4, 0.65), (1.0, 0.4, 0.15))
     # What other texts say is worth less beside an equal or a longer match in one's own.
-    others = [share * chance for share in (1.0, 0.4, 0.2) for chance in other]
+    relations = (1.0, 0.4, 0.2)
+    model = [share * chance for share in relations for chance in _initial_evidences()]
+    other = _initial_followers((0.1, 0.2, 0.4, 0.65), (1.0, 0.4, 0.15))
+    shared = [share * chance for share in relations for chance in other]
     firsts = [
         *(0.28, 0.12, 0.08, 0.03),  # text after the key
         *(0.42, 0.18, 0.09, 0.05),  # text after the key and the token before it
@@ -138,7 +156,7 @@ def _initial() -> list[float]:
         for first in firsts
         for depth in range(NUM_DEPTHS)
     ]
-    return [*owns, *others, *others, *ngrams]
+    return [*owns, *model, *shared, *ngrams]
 
 
 def _initial_followers(firsts: Sequence[float], shares: Sequence[float]) -> list[float]:
@@ -149,6 +167,19 @@ def _initial_followers(firsts: Sequence[float], shares: Sequence[float]) -> list
         for certainty in (0.0, 0.3, 0.5)
         for share in shares
         for newest in (0, 1)
+    ]
+
+
+def _initial_evidences() -> list[float]:
+    """By match and `followers.evidence_of`: nearly the share, for a match that is no accident."""
+    certainties = (0.0, 0.4, 0.6, 0.8, 0.88)
+    shares = (0.03, 0.09, 0.18, 0.35, 0.57, 0.85, 1.0)
+    assert len(certainties) == NUM_TOTALS
+    return [
+        (once + (0.97 - once) * certainty) * share
+        for once in (0.18, 0.3, 0.3, 0.45)
+        for certainty in certainties
+        for share in shares
     ]
 
 

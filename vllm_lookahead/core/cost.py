@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,9 @@ class RunningCost:
     LOCAL_RATE = 0.05
     """Share of an error by which the points next to the observation are corrected."""
     COMMON_RATE = 0.02
-    """Share of it by which all points are: much of what isn't seen is paid once per step, so the
-    first steps count for more, each as much as those before it together with the start."""
+    """Share of it by which all points are, less those for far more or fewer tokens. Much of what
+    isn't seen is paid once per step, so the first steps count for more and for all points, each
+    as much as those before it together with the start."""
 
     SETTLED = 20
     """Steps after which what is left of an error says something about branches."""
@@ -100,11 +101,15 @@ class RunningCost:
         expected += branches * self.branch_seconds
         error = _error(seconds, expected)
         self._observed += 1
-        common = max(self.COMMON_RATE, 1 / (1 + self._observed))
+        first = 1 / (1 + self._observed)
         if branches and self._observed > self.SETTLED:
             error /= 1 + branches
             self.branch_seconds = max(0.0, self.branch_seconds + self.LOCAL_RATE * error)
-        corrections = [common * error] * len(known)
+        fed = max(tokens, known[0])
+        corrections = [
+            error * max(first, self.COMMON_RATE * sqrt(min(fed, count) / max(fed, count)))
+            for count in known
+        ]
         corrections[left] += self.LOCAL_RATE * error * (1 - share)
         corrections[right] += self.LOCAL_RATE * error * share
         # What steps with many tokens save must not make those with few cost nothing.

@@ -8,21 +8,21 @@ from functools import partial
 from vllm_lookahead.config import POOLED_SOURCES, TOKEN_SOURCES, LookaheadConfig
 from vllm_lookahead.core.acceptance import (
     LONG_MATCH,
-    MODEL,
-    SHARED,
     SUFFIX,
     Classified,
     classify,
-    classify_others,
+    classify_model,
+    classify_shared,
     confirm,
     custom_class,
     kind_of_match,
     pool_class,
 )
 from vllm_lookahead.core.candidates import CandidateTree, Chain
+from vllm_lookahead.core.followers import FollowerTable
 from vllm_lookahead.core.pool import NgramPool
 from vllm_lookahead.core.sources import CandidateSource, make_custom_sources
-from vllm_lookahead.core.suffix import Followers, SuffixIndex
+from vllm_lookahead.core.suffix import SuffixIndex
 
 FindShared = Callable[[], SuffixIndex | None]
 """Other requests' texts, None while there are none."""
@@ -39,7 +39,7 @@ class Proposals:
         prompt_size: int,
         vocab_size: int | None = None,
         find_shared: FindShared | None = None,
-        model_text: SuffixIndex | None = None,
+        model_text: FollowerTable | None = None,
     ) -> None:
         """
         Args:
@@ -59,7 +59,7 @@ class Proposals:
         )
         self._suffixes: SuffixIndex | None = None
         self._find_shared: FindShared | None = None
-        self._model_text: SuffixIndex | None = None
+        self._model_text: FollowerTable | None = None
         self._asked: list[Ask] = []
         self._match: int | None = None
         if config.verification_set_size:
@@ -153,19 +153,17 @@ class Proposals:
             if match >= LONG_MATCH:
                 # Other texts hardly ever know better.
                 return found
-            best, first = -1, MODEL
-            others: Followers = ()
+            best, others = -1, []
             if model_text is not None:
-                best, others = model_text.followers(tail)
+                best, evidences = model_text.followers(tail)
+                others = classify_model(best, match, evidences)
             if shared is not None:
                 shared_match, followers = shared.followers(tail)
-                if shared_match >= best:
-                    best, others, first = shared_match, followers, SHARED
-            if others:
-                if found and best >= match:
-                    found = confirm(found, others)
-                found += classify_others(first, best, match, others)
-            return found
+                if followers and shared_match >= best:
+                    best, others = shared_match, classify_shared(shared_match, match, followers)
+            if found and best >= match:
+                found = confirm(found, others)
+            return found + others
 
         tree.grow(predict, tokens, self._length, self._length * self._config.verification_set_size)
 

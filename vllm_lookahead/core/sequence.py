@@ -10,8 +10,8 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.candidates import CandidateTree, Chain
 from vllm_lookahead.core.controller import EVERYTHING, NOTHING
+from vllm_lookahead.core.followers import FollowerTable
 from vllm_lookahead.core.proposals import FindShared, Proposals
-from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.core.tree import IntArray, TokenTree, build_tree
 from vllm_lookahead.core.verify import Walk
 from vllm_lookahead.core.window import LookaheadWindow
@@ -32,7 +32,7 @@ class SequenceState:
         vocab_size: int | None = None,
         acceptance: AcceptanceModel | None = None,
         find_shared: FindShared | None = None,
-        model_text: SuffixIndex | None = None,
+        model_text: FollowerTable | None = None,
     ) -> None:
         """
         Args:

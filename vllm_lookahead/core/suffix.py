@@ -42,14 +42,6 @@ class SuffixIndex:
         """Number of tokens indexed."""
         return self._young_tokens + self._old_tokens
 
-    @classmethod
-    def of(cls, texts: Sequence[Sequence[int]], vocab_size: int | None = None) -> SuffixIndex:
-        """An index of all of these texts; ``vocab_size`` as above."""
-        index = cls(1 + sum(map(len, texts)), vocab_size)
-        for text in texts:
-            index.extend(text, 0)
-        return index
-
     def extend(self, tokens: Sequence[int], first: int) -> None:
         """Index what precedes each of ``tokens[first:]``, all of ``tokens[:first]`` being done."""
         for position in range(first, len(tokens)):

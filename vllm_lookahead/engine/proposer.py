@@ -14,9 +14,9 @@ from vllm_lookahead.config import LookaheadConfig
 from vllm_lookahead.core.acceptance import AcceptanceModel
 from vllm_lookahead.core.controller import EVERYTHING, Controller
 from vllm_lookahead.core.cost import StepCost
+from vllm_lookahead.core.followers import FollowerTable
 from vllm_lookahead.core.sequence import SequenceState
 from vllm_lookahead.core.shared import SharedTexts
-from vllm_lookahead.core.suffix import SuffixIndex
 from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.request import config_of_request
 
@@ -48,7 +48,7 @@ class LookaheadProposer:
         """The configuration with the largest sizes that a sequence may get."""
         self.acceptance = AcceptanceModel()
         self.controller: Controller | None = None
-        self.model_text: SuffixIndex | None = None
+        self.model_text: FollowerTable | None = None
         """For the source ``model``; filled at start-up."""
         self._free_tokens: int | None = None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
@@ -76,7 +76,7 @@ class LookaheadProposer:
 
     def use_model_text(self, texts: Sequence[Sequence[int]]) -> None:
         """Take what the model wrote at start-up, once before the first sequence."""
-        self.model_text = SuffixIndex.of(texts, self._vocab_size)
+        self.model_text = FollowerTable(texts)
 
     def load_model(self, model: Any) -> None:
         """Nothing to load: lookahead has no draft model. vLLM's CPU runner calls this."""
