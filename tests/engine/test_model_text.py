@@ -1,4 +1,7 @@
-"""The source ``model``: the model's texts are plain vLLM's, and no request notices them."""
+"""The source ``model``: the model's texts are plain vLLM's, and no request notices them.
+
+Texts are sampled so coldly here that they are greedy ones.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import LLM, SamplingParams
+from vllm import LLM
 
 from tests.engine.harness import (
     engine,
@@ -20,7 +23,7 @@ from tests.engine.harness import (
 )
 from tests.tiny import EOS, save_gemma3, save_sliding_mistral
 from vllm_lookahead.engine import model_text
-from vllm_lookahead.engine.model_text import TEMPERATURE, TEXT_LENGTH, Texts
+from vllm_lookahead.engine.model_text import TEXT_LENGTH, Texts
 
 PROMPTS = random_prompts(1, 3, 31, 60)
 LENGTH = TEXT_LENGTH - 1
@@ -40,6 +43,8 @@ MODEL_ONLY: dict[str, Any] = {
 def own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing was written before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Colder, vLLM's sampler wouldn't be asked.
+    monkeypatch.setattr(model_text, "TEMPERATURE", 2e-5)
 
 
 def written(llm: LLM) -> Texts:
@@ -49,16 +54,10 @@ def written(llm: LLM) -> Texts:
         return model_text.model_text(runner(llm), lambda value: value, True)
 
 
-def like_texts(seed: int, max_tokens: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=TEMPERATURE, seed=seed, max_tokens=max_tokens, ignore_eos=True
-    )
-
-
 def plain(llm: LLM, texts: Texts) -> Texts:
     """What plain vLLM says after the texts' first tokens; the tiny models have no BOS."""
     prompts = [[EOS, text[0]] for text in texts]
-    params = [like_texts(seed, len(text) - 1) for seed, text in enumerate(texts)]
+    params = [greedy(len(text) - 1) for text in texts]
     return [
         [text[0], *choice.token_ids]
         for text, [choice] in zip(texts, outcomes(llm, prompts, params), strict=True)
@@ -119,7 +118,7 @@ def test_text_that_the_model_wrote_is_repeated_in_a_few_steps(off: LLM, tiny_lla
     lookahead = {**MODEL_ONLY, "verification_set_size": 1, "draft_length": 9}
     with engine(tiny_llama, lookahead) as llm:
         prompt = [EOS, written(llm)[0][0]]
-        params = like_texts(0, LENGTH - 1)
+        params = greedy(LENGTH - 1)
         assert outcomes(llm, [prompt], params) == outcomes(off, [prompt], params)
         # Up to ten tokens a step; where texts have the same few tokens, the newest may mislead.
         assert stats(llm)["steps"] < LENGTH / 4
@@ -132,4 +131,6 @@ def test_second_start_takes_them_from_the_file(tiny_llama: Path) -> None:
         patch.setattr(model_text, "_write", None)
         with engine(tiny_llama, MODEL_ONLY) as second:
             assert written(second) == texts
-            assert len(runner(second).drafter.model_text) == TOKENS
+            # And looks in them.
+            _, followers = runner(second).drafter.model_text.followers(tuple(texts[0][:8]))
+            assert texts[0][8] in dict(followers)

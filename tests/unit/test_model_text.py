@@ -21,6 +21,7 @@ from vllm_lookahead.engine.model_text import (
     Texts,
     cache_path,
 )
+from vllm_lookahead.engine.text_sampler import TextSampler
 
 VOCAB = 3000
 BOS = 17
@@ -53,6 +54,7 @@ class Runner:
             ),
             parallel_config=SimpleNamespace(data_parallel_size=ranks),
         )
+        self.sampler = "vLLM's"
         self.finished: list[set[str]] = []
 
     def execute_model(self, scheduled: SchedulerOutput) -> None:
@@ -65,12 +67,14 @@ class Model:
 
     def __init__(self) -> None:
         self.steps: list[SchedulerOutput] = []
+        self.samplers: list[object] = []
         self.now = 0.0
         self.step_seconds = 0.0
         self.stride = 1
 
     def step(self, runner: Any, scheduled: SchedulerOutput, texts: dict[str, list[int]]) -> None:
         self.steps.append(scheduled)
+        self.samplers.append(runner.sampler)
         self.now += self.step_seconds
         for name in scheduled.num_scheduled_tokens:
             texts[name].append((texts[name][-1] + self.stride) % VOCAB)
@@ -174,10 +178,25 @@ def test_texts_begin_with_different_tokens_of_the_vocabularys_first(model: Model
     assert sorted(text[0] for text in texts_of(runner)) == list(range(FIRST_TOKENS))
 
 
-def test_every_text_has_a_seed_of_its_own(model: Model) -> None:
-    texts_of(Runner(1000))
-    requests = [request for step in model.rounds for request in step.scheduled_new_reqs]
-    assert [request.sampling_params.seed for request in requests] == list(range(6))
+def test_each_round_has_a_sampler_and_vllms_comes_back(model: Model) -> None:
+    runner = Runner(1000)
+    texts_of(runner)
+    assert {type(sampler) for sampler in model.samplers} == {TextSampler}
+    assert len(set(map(id, model.samplers))) == len(model.rounds) == 2
+    assert runner.sampler == "vLLM's"
+
+
+def test_vllms_sampler_comes_back_after_an_error_too(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(model_text, "_step", fail)
+    runner = Runner(1000)
+    with pytest.raises(RuntimeError):
+        texts_of(runner)
+    assert runner.sampler == "vLLM's"
 
 
 # Room

@@ -8,7 +8,7 @@ tokens. These are longer, and sampled: greedy ones soon repeat themselves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 
 from vllm_lookahead.engine.files import cache_file, load_json, save_json
 from vllm_lookahead.engine.step_cost import Broadcast
+from vllm_lookahead.engine.text_sampler import TextSampler
 from vllm_lookahead.request import EXTRA_ARG
 
 if TYPE_CHECKING:
@@ -164,11 +165,15 @@ def _write(
 ) -> Texts:
     """Continuations of the chosen tokens, all of the same length, at most ``length``."""
     texts = {f"lookahead-text-{index}": [firsts[index]] for index in chosen}
-    _step(runner, _begin(runner, texts, chosen, length), texts)
-    for size in range(2, length):
-        if not has_time():
-            break
-        _step(runner, _go_on(list(texts), size), texts)
+    sampler, runner.sampler = runner.sampler, TextSampler(TEMPERATURE, seed=chosen.start)
+    try:
+        _step(runner, _begin(runner, texts, length), texts)
+        for size in range(2, length):
+            if not has_time():
+                break
+            _step(runner, _go_on(list(texts), size), texts)
+    finally:
+        runner.sampler = sampler
     end = SchedulerOutput.make_empty()
     end.finished_req_ids = set(texts)
     runner.execute_model(end)
@@ -190,7 +195,6 @@ def _step(
 def _begin(
     runner: LookaheadCPUModelRunner,
     texts: dict[str, list[int]],
-    seeds: Iterable[int],
     length: int,
 ) -> SchedulerOutput:
     """The step in which every text's first token is the second one of a prompt."""
@@ -205,7 +209,6 @@ def _begin(
             mm_features=[],
             sampling_params=SamplingParams(
                 temperature=TEMPERATURE,
-                seed=seed,
                 max_tokens=length,
                 extra_args={EXTRA_ARG: {"enabled": False}},
             ),
@@ -214,7 +217,7 @@ def _begin(
             num_computed_tokens=0,
             lora_request=None,
         )
-        for seed, (name, text) in zip(seeds, texts.items(), strict=True)
+        for name, text in texts.items()
     ]
     step.num_scheduled_tokens = dict.fromkeys(texts, 2)
     return step
