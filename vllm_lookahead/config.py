@@ -82,7 +82,7 @@ class LookaheadConfig:
 
     model_text_tokens: int = 204800
     """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. They take
-    about 0.3 kB each in a worker's memory."""
+    about 0.4 kB each in a worker's memory."""
 
     model_text_seconds: float = 20
     """Most seconds that a start takes for it, 0 to 86400; the next start goes on from there."""
@@ -131,7 +131,7 @@ class LookaheadConfig:
         if self.window_size == 0 and not set(self.sources) - {"window"}:
             raise LookaheadConfigError(
                 f"window_size=0 with sources={list(self.sources)} leaves nothing to propose: set "
-                "window_size (1 to 128) or add 'output', 'prompt' or a 'module:Class' to sources."
+                "window_size (1 to 128) or add 'suffix', 'output' or a 'module:Class' to sources."
             )
 
     @classmethod
