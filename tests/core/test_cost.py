@@ -89,10 +89,11 @@ def test_one_token_is_always_free() -> None:
 
 
 def settled(points: Points, branch_seconds: float = 0.0) -> RunningCost:
-    """After many steps that took what was expected."""
+    """After many steps at each point that took what was expected."""
     cost = RunningCost(points, branch_seconds)
     for _ in range(100):
-        cost.observe(*points[0])
+        for point in points:
+            cost.observe(*point)
     return cost
 
 
@@ -116,6 +117,21 @@ def test_error_at_a_point_corrects_it_most_and_all_points_a_bit() -> None:
     # 0.5 s too long: 7 % of that at the point, half of 2 % where tokens are four times as many.
     assert corrected([(1, 1.0), (4, 2.0)], 1, 1.5) == near([(1, 1.035), (4, 2.005)])
     assert corrected([(1, 1.0), (4, 2.0)], 4, 2.5) == near([(1, 1.005), (4, 2.035)])
+
+
+def test_first_steps_at_a_point_correct_it_more() -> None:
+    cost = RunningCost([(1, 1.0), (4, 2.0)])
+    for _ in range(1000):
+        cost.observe(1, 1.0)
+    rates = []
+    for _ in range(30):
+        (_, known) = cost.points[1]
+        cost.observe(4, known + 0.1)
+        (_, corrected) = cost.points[1]
+        rates.append((corrected - known) / 0.1)
+    # With 2 % at all points.
+    assert rates[:3] == pytest.approx([0.02 + 1 / 4, 0.02 + 1 / 5, 0.02 + 1 / 6])
+    assert rates[16:] == pytest.approx([0.07] * 14)
 
 
 def test_what_many_sequences_add_hardly_touches_what_a_step_of_one_costs() -> None:

@@ -301,11 +301,11 @@ def run(steps: StepClock, clock: Clock, tokens: int, seconds: float) -> bool:
     return is_corrected
 
 
-def test_curve_in_use_is_corrected_every_64_steps(clock: Clock) -> None:
-    assert PERIOD == 64
+def test_curve_in_use_is_corrected_every_8_steps(clock: Clock) -> None:
+    assert PERIOD == 8
     steps = StepClock([(1, 1.0)], alone)
     corrected = [number for number in range(1, 200) if run(steps, clock, 1, 1.5)]
-    assert corrected == [64, 128, 192]
+    assert corrected == list(range(8, 200, 8))
 
 
 def test_curve_in_use_stays_between_two_corrections(clock: Clock) -> None:

@@ -54,13 +54,17 @@ class RunningCost:
 
     LOCAL_RATE = 0.05
     """Share of an error by which the points next to the observation are corrected."""
+    FIRST_LOCAL_RATE = 0.25
+    """And by a point's first ones, from where it falls as their number grows: until then the
+    point stands for what was measured at start-up, and for what others have been through."""
     COMMON_RATE = 0.02
     """Share of it by which all points are, less those for far more or fewer tokens. Much of what
     isn't seen is paid once per step, so the first steps count for more and for all points, each
     as much as those before it together with the start."""
 
     SETTLED = 20
-    """Steps after which what is left of an error says something about branches."""
+    """Steps after which what is left of an error says something about branches, and about
+    points that have seen few steps."""
 
     def __init__(self, points: Sequence[tuple[int, float]], branch_seconds: float = 0.0) -> None:
         """
@@ -73,6 +77,7 @@ class RunningCost:
         self._observed = 0
         self._tokens = [float(tokens) for tokens, _ in points]
         self._seconds = [seconds for _, seconds in points]
+        self._visits = [0.0] * len(self._tokens)
 
     @property
     def points(self) -> Points:
@@ -110,13 +115,21 @@ class RunningCost:
             error * max(first, self.COMMON_RATE * sqrt(min(fed, count) / max(fed, count)))
             for count in known
         ]
-        corrections[left] += self.LOCAL_RATE * error * (1 - share)
-        corrections[right] += self.LOCAL_RATE * error * share
+        corrections[left] += error * self._visit(left, 1 - share)
+        corrections[right] += error * self._visit(right, share)
         # What steps with many tokens save must not make those with few cost nothing.
         self._seconds = [
             max(old + correction, old * (1 - self.LOCAL_RATE))
             for old, correction in zip(self._seconds, corrections, strict=True)
         ]
+
+    def _visit(self, point: int, weight: float) -> float:
+        """The share of an error that is corrected at a point that counts with this weight."""
+        if self._observed <= self.SETTLED:
+            return self.LOCAL_RATE * weight
+        rate = max(self.LOCAL_RATE, 1 / (1 / self.FIRST_LOCAL_RATE + self._visits[point]))
+        self._visits[point] += weight
+        return rate * weight
 
     def _observe_beyond(self, tokens: int, seconds: float) -> None:
         """A step on the line through the last two points, whose slope the last one makes."""
@@ -125,7 +138,7 @@ class RunningCost:
         (left, right), (low, high) = self._tokens[-2:], self._seconds[-2:]
         lever = (tokens - left) / (right - left)
         expected = max(low + (high - low) * lever, high)
-        corrected = high + self.LOCAL_RATE * _error(seconds, expected) / lever
+        corrected = high + _error(seconds, expected) * self._visit(-1, 1 / lever)
         self._seconds[-1] = max(corrected, high * (1 - self.LOCAL_RATE))
 
 

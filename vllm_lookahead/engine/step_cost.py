@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,8 +134,11 @@ def _measure(
             seconds.append(_seconds(runner, count))
         if limit < inf and broadcast(time.perf_counter() - begin > limit):
             break
-    # What else the machine does only ever adds to the time.
-    return [(count, min(seconds)) for count, seconds in samples.items()]
+    # What else the machine does only ever adds to the time, and so do more tokens. (A kernel may
+    # be slow for two tokens, but by far not as much as the noise of its measurement.)
+    least = [min(seconds) for seconds in samples.values()]
+    least = list(accumulate(reversed(least), min))[::-1]
+    return list(zip(samples, least, strict=True))
 
 
 def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:
@@ -148,7 +152,7 @@ def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:
 class StepClock:
     """Times the steps as they follow each other, and corrects the curve by them."""
 
-    PERIOD = 64
+    PERIOD = 8
     """Steps from one correction of the curve in use to the next."""
     DRAFT_RATE = 0.05
     """Share of an error by which the time that drafts take is corrected."""
