@@ -51,9 +51,6 @@ class Ranks:
         return self.answers.pop(0)
 
 
-# The file
-
-
 class Runner:
     """A runner whose steps take 1/64 s per token, and longer in slow passes."""
 
@@ -68,6 +65,8 @@ class Runner:
         self.slow: dict[int, float] = {}
         """Further seconds by the number of the pass."""
         self.seconds_per_token = 1 / 64
+        self.bumps: dict[int, float] = {}
+        """Further seconds by the number of tokens."""
 
     @property
     def logits(self) -> list[Sequence[int]]:
@@ -76,6 +75,7 @@ class Runner:
 
     def _dummy_run(self, count: int) -> tuple[list[int], None]:
         self.clock.now += count * self.seconds_per_token + self.slow.get(len(self.passes), 0.0)
+        self.clock.now += self.bumps.get(count, 0.0)
         self.passes.append(count)
         # Padded, as a compiled model's output may be.
         return list(range(count + 3)), None
@@ -104,6 +104,17 @@ def points_of(runner: Runner, broadcast: Any = alone, is_first: bool = True) -> 
 
 # Costs of the ladder's numbers of tokens, to the first that costs more than 6 times one token.
 EXPECTED = [(count, count / 64) for count in (1, 2, 4, 6, 8)]
+
+
+def test_tokens_cost_no_more_than_a_larger_number_of_them(clock: Clock) -> None:
+    runner = Runner(clock)
+    runner.bumps = {2: 3 / 64}
+    assert points_of(runner) == [
+        (count, max(count, 4) / 64 if count > 1 else 1 / 64) for count, _ in EXPECTED
+    ]
+
+
+# The file
 
 
 def test_second_start_takes_the_points_of_the_first_from_the_file(clock: Clock) -> None:
@@ -369,7 +380,7 @@ def test_curve_in_use_is_the_first_ranks(clock: Clock) -> None:
 
 def test_branches_are_charged_for_what_their_steps_take_longer(clock: Clock) -> None:
     steps = StepClock([(1, 1.0), (5, 2.0)], alone, branch_seconds=0.125)
-    for _ in range(10 * PERIOD):
+    for _ in range(640):
         run(steps, clock, 5, 2.0)
         steps.begin_step(5, branches=3)
         clock.now += 3.5
@@ -389,7 +400,7 @@ def test_time_of_drafts_is_no_part_of_the_steps(clock: Clock) -> None:
 
 def test_drafts_cost_what_they_take_in_the_long_run(clock: Clock) -> None:
     steps = StepClock([(1, 1.0)], alone)
-    for seconds in [0.5] * PERIOD + [0.25] * 4 * PERIOD:
+    for seconds in [0.5] * 64 + [0.25] * 256:
         steps.begin_step(1)
         steps.drafted(seconds, sequences=1)
     assert steps.draft_seconds == pytest.approx(0.25, abs=0.01)
