@@ -57,6 +57,7 @@ class Runner:
     def __init__(self, clock: Clock, max_num_tokens: int = 64, model: str = "a/model") -> None:
         self.clock = clock
         self.max_num_tokens = max_num_tokens
+        self.max_model_len = 100
         self.vllm_config: Any = vllm_config(model=model)
         self.parallel_config = SimpleNamespace(data_parallel_size=1)
         self.lora_config = None
@@ -73,7 +74,12 @@ class Runner:
         """Hidden states of which logits were computed."""
         return self.__dict__.setdefault("_logits", [])
 
-    def _dummy_run(self, count: int) -> tuple[list[int], None]:
+    def _dummy_run(
+        self, count: int, force_attention: bool, profile_seq_lens: int
+    ) -> tuple[list[int], None]:
+        # No sequence is longer than the model allows.
+        assert force_attention
+        assert profile_seq_lens == self.max_model_len
         self.clock.now += count * self.seconds_per_token + self.slow.get(len(self.passes), 0.0)
         self.clock.now += self.bumps.get(count, 0.0)
         self.passes.append(count)

@@ -30,6 +30,8 @@ LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 STEEP = 6.0
 """The ladder ends where a step costs so many times that of one token."""
 ROUNDS = 5
+CONTEXT = 256
+"""Tokens before each of them that attention looks at."""
 SECONDS = 5.0
 """After so long no further round is begun."""
 IN_STEP_COUNTS = 7
@@ -114,7 +116,7 @@ def _measure(
     broadcast: Broadcast,
     limit: float,
 ) -> Points:
-    """Least seconds of a forward pass with all logits, per number of tokens.
+    """Least seconds of a forward pass with all logits, per number of tokens, each a sequence.
 
     The first rank decides how far to go, since every pass is a collective one: up to a steep
     rung and ``limit`` seconds, or all the way if there is no limit.
@@ -143,7 +145,10 @@ def _measure(
 
 def _seconds(runner: LookaheadCPUModelRunner, count: int) -> float:
     begin = time.perf_counter()
-    hidden, last_of_requests = runner._dummy_run(count)
+    context = min(CONTEXT, runner.max_model_len)
+    hidden, last_of_requests = runner._dummy_run(
+        count, force_attention=True, profile_seq_lens=context
+    )
     # Adapters are mapped for one row of logits per dummy request.
     runner.model.compute_logits(last_of_requests if runner.lora_config else hidden[:count])
     return time.perf_counter() - begin
