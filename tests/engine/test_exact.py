@@ -133,7 +133,10 @@ def test_same_prompt_again_takes_the_same_steps(off: LLM, tiny_llama: Path) -> N
     plain = {
         index: outcomes(off, [prompt], greedy())[0] for index, prompt in enumerate((first, second))
     }
-    with engine(tiny_llama, {}, max_num_seqs=1, enable_prefix_caching=False) as llm:
+    # What the engine learns about sources is meant to outlive a request: without a controller, and
+    # with room for all candidates, it decides nothing.
+    lookahead = {"controller": False, "verification_set_size": 32, "sources": ["suffix", "window"]}
+    with engine(tiny_llama, lookahead, max_num_seqs=1, enable_prefix_caching=False) as llm:
         counts = []
         for index in (0, 1, 0, 0):
             before = stats(llm)["steps"]
