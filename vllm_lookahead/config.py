@@ -81,8 +81,8 @@ class LookaheadConfig:
     text, the suffix source knows at least as many tokens."""
 
     model_text_tokens: int = 204800
-    """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. They take
-    about 0.4 kB each in a worker's memory."""
+    """Tokens that the model writes at start-up for the source ``model``, 1 to 1048576. A worker
+    holds up to 0.6 kB for each (tests/core/test_followers.py)."""
 
     model_text_seconds: float = 20
     """Most seconds that a start takes for it, 0 to 86400; the next start goes on from there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -66,6 +68,23 @@ def test_texts_do_not_run_into_each_other() -> None:
 @pytest.mark.parametrize("texts", [[], [[]], [[1]]])
 def test_nothing_follows_in_texts_without_two_tokens(texts: list[list[int]]) -> None:
     assert FollowerTable(texts).followers((1,)) == (-1, ())
+
+
+@pytest.mark.parametrize("size", [10_000, 22_000, 50_000])
+@pytest.mark.parametrize("vocab_size", [200, 50_000])
+def test_token_of_the_texts_takes_no_more_memory_than_documented(
+    size: int, vocab_size: int
+) -> None:
+    rng = random.Random(0)
+    tracemalloc.start()
+    try:
+        # Nothing follows anything twice, or everything does.
+        table = FollowerTable([[rng.randrange(vocab_size) for _ in range(size)]])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del table
+    assert held < 600 * size
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000))

@@ -120,7 +120,7 @@ def test_text_that_the_model_wrote_is_repeated_in_a_few_steps(off: LLM, tiny_lla
         prompt = [EOS, written(llm)[0][0]]
         params = greedy(LENGTH - 1)
         assert outcomes(llm, [prompt], params) == outcomes(off, [prompt], params)
-        # Up to ten tokens a step; where texts have the same few tokens, the newest may mislead.
+        # Up to ten tokens a step; where texts share a few tokens, the most frequent may mislead.
         assert stats(llm)["steps"] < LENGTH / 4
 
 

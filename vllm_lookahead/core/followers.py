@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
-from vllm_lookahead.core.suffix import LONGEST_MATCH, MATCH_LENGTHS
+from vllm_lookahead.core.suffix import longest_match, suffix_keys
 
 MOST_FOLLOWERS = 6
 """Tokens that are kept of those that followed the same tokens, the most frequent ones."""
@@ -18,6 +18,7 @@ NUM_EVIDENCES = NUM_TOTALS * NUM_SHARES
 _ONCE = NUM_SHARES - 1
 """Evidence of what followed once, and nothing else did."""
 _EVIDENCE_BITS = 8
+_EVIDENCE_MASK = (1 << _EVIDENCE_BITS) - 1
 
 Evidences = Sequence[tuple[int, int]]
 """(token, evidence)."""
@@ -32,17 +33,15 @@ def evidence_of(count: int, total: int) -> int:
 
 
 class FollowerTable:
-    """For every n-gram of `MATCH_LENGTHS` in some texts, the tokens that followed it most often.
-
-    Hashes stand for n-grams, as in `SuffixIndex`.
-    """
+    """For every n-gram of `MATCH_LENGTHS` in some texts, the tokens that followed it most often."""
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         """
         Args:
             texts: token ids of each text.
         """
-        # Most n-grams are followed by one token once: that token alone, to save memory.
+        # By `suffix_keys`. Most n-grams are followed by one token once: that token alone, to save
+        # memory.
         self._table: dict[int, int | tuple[int, ...]] = {
             key: found if isinstance(found, int) else _most_frequent(found)
             for key, found in _count(texts).items()
@@ -57,32 +56,21 @@ class FollowerTable:
         Returns:
             (k, followers) of a match of ``MATCH_LENGTHS[k]`` tokens; (-1, ()) if there is none.
         """
-        size = len(tail)
-        for k in range(len(MATCH_LENGTHS) - 1, -1, -1):
-            length = MATCH_LENGTHS[k]
-            if length > size:
-                continue
-            found = self._table.get(hash(tail[-length:]))
-            if found is None:
-                continue
-            if isinstance(found, int):
-                return k, ((found, _ONCE),)
-            mask = (1 << _EVIDENCE_BITS) - 1
-            return k, [(packed >> _EVIDENCE_BITS, packed & mask) for packed in found]
-        return -1, ()
+        k, found = longest_match(tail, self._table)
+        if found is None:
+            return k, ()
+        if isinstance(found, int):
+            return k, ((found, _ONCE),)
+        return k, [(packed >> _EVIDENCE_BITS, packed & _EVIDENCE_MASK) for packed in found]
 
 
 def _count(texts: Sequence[Sequence[int]]) -> dict[int, int | Counter[int]]:
-    """By n-gram what followed it: a token, if it was there once, or how often each did."""
+    """By `suffix_keys` what followed: a token, if it was there once, or how often each did."""
     counts: dict[int, int | Counter[int]] = {}
     for text in texts:
         for position in range(1, len(text)):
-            tail = tuple(text[max(0, position - LONGEST_MATCH) : position])
             token = text[position]
-            for length in MATCH_LENGTHS:
-                if length > len(tail):
-                    break
-                key = hash(tail[-length:])
+            for key in suffix_keys(text, position):
                 known = counts.get(key)
                 if known is None:
                     counts[key] = token

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+Known = TypeVar("Known")
 
 MATCH_LENGTHS = (1, 2, 4, 8)
 """Lengths of the suffixes that are indexed, in tokens."""
@@ -16,11 +19,43 @@ Followers = Sequence[tuple[int, int]]
 """(token, how often it followed), the newest last."""
 
 
+def suffix_keys(tokens: Sequence[int], end: int) -> list[int]:
+    """Hashes of the suffixes of ``tokens[:end]`` that are indexed, the shortest first.
+
+    They stand for the suffixes: a collision proposes a wrong candidate, which costs a little time
+    and no more.
+    """
+    tail = tuple(tokens[max(0, end - LONGEST_MATCH) : end])
+    return [hash(tail[-length:]) for length in MATCH_LENGTHS if length <= len(tail)]
+
+
+def longest_match(tail: tuple[int, ...], *tables: Mapping[int, Known]) -> tuple[int, Known | None]:
+    """What the first table that has it holds of the longest suffix that any of them has.
+
+    Args:
+        tail: the end of a text, of which at most `LONGEST_MATCH` tokens are looked at.
+        tables: by `suffix_keys`.
+
+    Returns:
+        (k, what is held) of a suffix of ``MATCH_LENGTHS[k]`` tokens; (-1, None) if there is none.
+    """
+    size = len(tail)
+    for k in range(len(MATCH_LENGTHS) - 1, -1, -1):
+        length = MATCH_LENGTHS[k]
+        if length > size:
+            continue
+        key = hash(tail[-length:])
+        for table in tables:
+            known = table.get(key)
+            if known is not None:
+                return k, known
+    return -1, None
+
+
 class SuffixIndex:
     """For every suffix of `MATCH_LENGTHS`, the tokens that followed it and how often.
 
-    A dictionary entry per length and token. Hashes stand for suffixes: a collision proposes a wrong
-    candidate, which costs a little time and no more.
+    A dictionary entry per length and token, by `suffix_keys`.
     """
 
     def __init__(self, capacity: int, vocab_size: int | None = None) -> None:
@@ -47,19 +82,15 @@ class SuffixIndex:
         for position in range(first, len(tokens)):
             token = tokens[position]
             if self._vocab_size is None or token < self._vocab_size:
-                tail = tuple(tokens[max(0, position - LONGEST_MATCH) : position])
-                self._insert(tail, token)
+                self._insert(suffix_keys(tokens, position), token)
             self._young_tokens += 1
             if self._young_tokens >= self._capacity:
                 self._old, self._old_tokens = self._young, self._young_tokens
                 self._young, self._young_tokens = {}, 0
 
-    def _insert(self, tail: tuple[int, ...], token: int) -> None:
+    def _insert(self, keys: Sequence[int], token: int) -> None:
         young = self._young
-        for length in MATCH_LENGTHS:
-            if length > len(tail):
-                return
-            key = hash(tail[-length:])
+        for key in keys:
             known = young.get(key)
             if known is None:
                 young[key] = token << _COUNT_BITS | 1
@@ -81,18 +112,9 @@ class SuffixIndex:
         Returns:
             (k, followers) of a match of ``MATCH_LENGTHS[k]`` tokens; (-1, ()) if there is none.
         """
-        size = len(tail)
-        for k in range(len(MATCH_LENGTHS) - 1, -1, -1):
-            length = MATCH_LENGTHS[k]
-            if length > size:
-                continue
-            key = hash(tail[-length:])
-            known = self._young.get(key)
-            if known is None:
-                known = self._old.get(key)
-            if known is None:
-                continue
-            if isinstance(known, dict):
-                return k, tuple(known.items())
-            return k, ((known >> _COUNT_BITS, known & _MAX_COUNT),)
-        return -1, ()
+        k, known = longest_match(tail, self._young, self._old)
+        if known is None:
+            return k, ()
+        if isinstance(known, dict):
+            return k, tuple(known.items())
+        return k, ((known >> _COUNT_BITS, known & _MAX_COUNT),)

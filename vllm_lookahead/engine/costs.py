@@ -56,7 +56,7 @@ class EngineCosts:
             self._clock.drafted(seconds, sequences)
 
     def _use(self, points: Points, branch_seconds: float = 0.0, draft_seconds: float = 0.0) -> None:
-        self.points = [(count, round(cost, 6)) for count, cost in points]
+        self.points = points
         self.branch = branch_seconds / points[0][1]
         self.draft = draft_seconds / points[0][1]
         curve = StepCost(points, self._runner.max_num_tokens)

@@ -83,7 +83,7 @@ class LookaheadCPUWorker(CPUWorker):
             "sequences": drafter.num_sequences,
             "pool_ngrams": drafter.pool_ngrams,
             "shared_tokens": drafter.shared_tokens,
-            "step_cost": costs.points,
+            "step_cost": [(count, round(cost, 6)) for count, cost in costs.points],
             "branch_cost": costs.branch,
             "draft_cost": costs.draft,
         }
