@@ -119,9 +119,10 @@ def test_tokens_worth_the_cutoff_yield_the_most_per_cost_of_all_cutoffs(
     rates: dict[float, Fraction] = {}
     for least in [NOTHING, *sorted(set(values), reverse=True)]:
         worth = [value for value in values if value >= least]
-        if decoding + len(worth) < len(cost.table):
+        fed = decoding + len(worth)
+        if fed <= cost.max_tokens:
             yielded = decoding + sum(map(Fraction, worth))
-            rates[least] = yielded / Fraction(float(cost.table[decoding + len(worth)]))
+            rates[least] = yielded / Fraction(float(cost.of(fed, fed)[0]))
     expected = max(rates, key=rates.__getitem__) if rates else NOTHING
     assert Controller(cost).cutoff(np.array(values), decoding) == expected
 

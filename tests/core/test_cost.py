@@ -1,6 +1,8 @@
-"""Step cost curves: tables and corrections worked out by hand."""
+"""Step cost curves: values and corrections worked out by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,33 +20,38 @@ def curves(draw: st.DrawFn) -> Points:
     return [(count, draw(costs)) for count in tokens]
 
 
-# The table
+def costs(points: Sequence[tuple[int, float]], max_tokens: int) -> list[float]:
+    """Of 1 to ``max_tokens`` tokens."""
+    return StepCost(points, max_tokens).of(1, max_tokens).tolist()
+
+
+# The curve
 
 
 def test_cost_is_linear_between_the_points_and_beyond_the_last() -> None:
-    table = StepCost([(1, 2.0), (3, 4.0), (5, 5.0)], 7).table
+    curve = StepCost([(1, 2.0), (3, 4.0), (5, 5.0)], 7)
     # Relative to the 2.0 of one token.
-    assert table[1:].tolist() == [1, 1.5, 2, 2.25, 2.5, 2.75, 3]
+    assert curve.of(1, 7).tolist() == [1, 1.5, 2, 2.25, 2.5, 2.75, 3]
 
 
 def test_cost_is_the_same_in_any_unit() -> None:
-    seconds = StepCost([(1, 0.25), (4, 1.0)], 9).table
-    assert seconds.tolist() == StepCost([(1, 250.0), (4, 1000.0)], 9).table.tolist()
+    seconds, thousandths = [(1, 0.25), (4, 1.0)], [(1, 250.0), (4, 1000.0)]
+    assert costs(seconds, 9) == costs(thousandths, 9)
 
 
 def test_one_point_makes_a_flat_curve() -> None:
-    assert StepCost([(4, 3.0)], 6).table[1:].tolist() == [1] * 6
-    assert StepCost(FLAT, 6).table[1:].tolist() == [1] * 6
+    assert costs([(4, 3.0)], 6) == [1] * 6
+    assert costs(FLAT, 6) == [1] * 6
 
 
 def test_cost_that_falls_counts_as_what_fewer_tokens_cost() -> None:
-    assert StepCost([(1, 2.0), (2, 1.0), (3, 4.0)], 4).table[1:].tolist() == [1, 1, 2, 3]
+    assert costs([(1, 2.0), (2, 1.0), (3, 4.0)], 4) == [1, 1, 2, 3]
     # Also where the last points fall: the curve goes on flat.
-    assert StepCost([(1, 1.0), (2, 3.0), (3, 2.0)], 5).table[1:].tolist() == [1, 3, 3, 3, 3]
+    assert costs([(1, 1.0), (2, 3.0), (3, 2.0)], 5) == [1, 3, 3, 3, 3]
 
 
 def test_points_above_the_most_tokens_shape_the_curve_all_the_same() -> None:
-    assert StepCost([(1, 1.0), (5, 3.0)], 3).table[1:].tolist() == [1, 1.5, 2]
+    assert costs([(1, 1.0), (5, 3.0)], 3) == [1, 1.5, 2]
 
 
 @pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, 0.0)], [(1, 1.0), (2, -1.0)]], ids=str)
@@ -61,10 +68,20 @@ def test_curve_that_does_not_ascend_in_tokens_is_refused(points: Points) -> None
 
 @given(curves(), st.integers(1, 80))
 def test_one_token_costs_one_and_more_tokens_never_less(points: Points, max_tokens: int) -> None:
-    table = StepCost(points, max_tokens).table
-    assert len(table) == max_tokens + 1
-    assert table[1] == 1
-    assert np.all(np.diff(table[1:]) >= 0)
+    of_all = costs(points, max_tokens)
+    assert len(of_all) == max_tokens
+    assert of_all[0] == 1
+    assert np.all(np.diff(of_all) >= 0)
+
+
+@given(curves(), st.integers(1, 80), st.data())
+def test_part_of_the_curve_is_the_same_as_in_the_whole(
+    points: Points, max_tokens: int, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(1, max_tokens))
+    last = data.draw(st.integers(first, max_tokens))
+    part = StepCost(points, max_tokens).of(first, last)
+    assert part.tolist() == costs(points, max_tokens)[first - 1 : last]
 
 
 # Free tokens
@@ -183,8 +200,7 @@ def test_steps_beyond_the_last_point_become_what_is_expected() -> None:
     cost = RunningCost([(1, 1.0), (64, 5.0), (128, 5.0)])
     for _ in range(300):
         cost.observe(320, 20.0)
-    table = StepCost(cost.points, 320).table
-    assert table[320] == pytest.approx(20.0, rel=0.05)
+    assert costs(cost.points, 320)[-1] == pytest.approx(20.0, rel=0.05)
 
 
 def test_single_point_says_nothing_about_more_tokens() -> None:

@@ -100,8 +100,7 @@ class Controller:
         return 0.5 * min(self.last_cutoff, 0.5)
 
     def _best(self, values: npt.NDArray[np.float64], decoding: int) -> float:
-        table = self.cost.table
-        room = len(table) - 1 - decoding
+        room = self.cost.max_tokens - decoding
         if not decoding or room < 0:
             self._rate = 0.0
             return NOTHING
@@ -112,7 +111,7 @@ class Controller:
         yielded[0] = decoding
         np.cumsum(descending, out=yielded[1:])
         yielded[1:] += decoding
-        costs = table[decoding : decoding + len(yielded)]
+        costs = self.cost.of(decoding, decoding + len(descending))
         rate = yielded / costs
         # A cutoff takes all tokens of a value or none.
         rate[1:-1][descending[1:] == descending[:-1]] = 0.0

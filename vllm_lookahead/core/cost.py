@@ -14,7 +14,7 @@ Points = list[tuple[int, float]]
 
 
 class StepCost:
-    """A step's time against that of a step with one token, as a table.
+    """A step's time against that of a step with one token, by its tokens.
 
     Linear between the given points and beyond the last; it never falls.
     """
@@ -31,18 +31,22 @@ class StepCost:
         if np.any(np.diff(tokens) <= 0):
             raise ValueError(f"step costs must ascend in tokens: {points}")
         costs = np.maximum.accumulate(costs)
-        grid = np.arange(max_tokens + 1, dtype=np.float64)
-        table = np.interp(grid, tokens, costs)
-        if len(tokens) > 1:
+        if len(tokens) > 1 and tokens[-1] < max_tokens:
             slope = (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
-            beyond = grid > tokens[-1]
-            table[beyond] = costs[-1] + slope * (grid[beyond] - tokens[-1])
-        self.table: npt.NDArray[np.float64] = table / table[1]
-        """[max_tokens + 1] relative cost; entry 0 means nothing."""
+            costs = np.append(costs, costs[-1] + slope * (max_tokens - tokens[-1]))
+            tokens = np.append(tokens, max_tokens)
+        self._tokens = tokens
+        self._costs = costs / np.interp(1, tokens, costs)
+        self.max_tokens = max_tokens
+        """Most tokens of a step."""
+
+    def of(self, first: int, last: int) -> npt.NDArray[np.float64]:
+        """[last - first + 1] relative costs of ``first`` to ``last`` tokens."""
+        return np.interp(np.arange(first, last + 1), self._tokens, self._costs)
 
     def free_tokens(self, tolerance: float = 0.15) -> int:
         """Most tokens that cost no more than ``1 + tolerance`` steps of one token."""
-        return int(np.flatnonzero(self.table <= 1 + tolerance)[-1])
+        return 1 + int(np.flatnonzero(self.of(1, self.max_tokens) <= 1 + tolerance)[-1])
 
 
 class RunningCost:

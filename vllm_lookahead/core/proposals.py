@@ -57,6 +57,7 @@ class Proposals:
         self._pool = NgramPool(
             config.ngram_size - 1, max(1, config.verification_set_size), config.pool_capacity
         )
+        self._pooled = set(config.sources) if config.uses_pool else set()
         self._suffixes: SuffixIndex | None = None
         self._find_shared: FindShared | None = None
         self._model_text: FollowerTable | None = None
@@ -79,9 +80,9 @@ class Proposals:
     def extend(self, tokens: list[int], first: int) -> None:
         """Take ``tokens[first:]`` of the text, all of ``tokens[:first]`` being known."""
         edge = max(first, self._prompt_size)
-        if self._pools("prompt"):
+        if "prompt" in self._pooled:
             self._pool.insert_text(tokens, first, min(edge, len(tokens)), self._vocab_size)
-        if self._pools("output"):
+        if "output" in self._pooled:
             self._pool.insert_text(tokens, edge, len(tokens), self._vocab_size)
         if self._suffixes is not None:
             self._suffixes.extend(tokens, first)
@@ -93,13 +94,10 @@ class Proposals:
             ngrams: each key follows the one before it.
             previous: the token before the first key, -1 if there is none.
         """
-        if self._pools("window"):
+        if "window" in self._pooled:
             for key, value in ngrams:
                 self._pool.insert(key, value, previous, guessed=True)
                 previous = key
-
-    def _pools(self, source: str) -> bool:
-        return self._config.uses_pool and source in self._config.sources
 
     @property
     def match(self) -> int:

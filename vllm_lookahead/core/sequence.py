@@ -195,13 +195,16 @@ class SequenceState:
 
     def _take_in(self) -> None:
         """Tell the sources what is new in the text."""
+        if self._num_known == len(self._tokens):
+            return
         self._proposals.extend(self._tokens, self._num_known)
         self._num_known = len(self._tokens)
 
     def _learn(self, walk: Walk, window_fed: bool) -> None:
         tree, model = self._tree, self._acceptance
         tree.learn(walk.tokens)
-        model.learn_return(tree.num_guessed)
+        if tree.accepted:
+            model.learn_return(tree.num_guessed)
         if window_fed:
             model.learn_window(self._match, max(0, walk.accepted - tree.num_accepted))
 

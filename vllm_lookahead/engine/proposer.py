@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +108,8 @@ class LookaheadProposer:
         """
         if req_id in self._plain:
             return
-        with self._contain(req_id):
-            config: LookaheadConfig | None = self.config
+        config: LookaheadConfig | None = self.config
+        try:
             if params is not None:
                 config = config_of_request(self.config, params.extra_args)
             if config is None or (params and params.thinking_token_budget is not None):
@@ -131,6 +130,8 @@ class LookaheadProposer:
                 find_shared,
                 self.model_text,
             )
+        except Exception:
+            self._go_on_plainly(req_id)
 
     def is_plain(self, req_id: str) -> bool:
         """Whether the request decodes plainly until its end."""
@@ -163,20 +164,25 @@ class LookaheadProposer:
         gathered = []
         for req_id in req_ids:
             state = self._sequences.get(req_id)
-            if state is not None:
-                with self._contain(req_id):
-                    values += state.gather(price, floor)
-                    gathered.append((req_id, state))
+            if state is None:
+                continue
+            try:
+                values += state.gather(price, floor)
+                gathered.append((req_id, state))
+            except Exception:
+                self._go_on_plainly(req_id)
         cutoff, explorer = EVERYTHING, None
         if self.controller is not None:
             cutoff = self.controller.cutoff(np.array(values), len(req_ids) + num_others)
             explorer = self.controller.explorer(len(gathered))
         drafts = {}
         for index, (req_id, state) in enumerate(gathered):
-            with self._contain(req_id):
+            try:
                 draft = state.select(cutoff, explore=index == explorer)
                 # A request's own sizes may make it longer than what the scheduler expects.
                 drafts[req_id] = draft[: self.limits.num_draft_tokens]
+            except Exception:
+                self._go_on_plainly(req_id)
         return drafts
 
     def candidates(self, req_id: str) -> list[list[int]]:
@@ -197,15 +203,11 @@ class LookaheadProposer:
         self._shared_keys.pop(req_id, None)
         self._plain.discard(req_id)
 
-    @contextmanager
-    def _contain(self, req_id: str) -> Iterator[None]:
-        """Turn a fault into plain decoding of this request; its neighbours don't notice."""
-        try:
-            yield
-        except Exception:
-            logger.exception("Lookahead failed for request %s, which goes on plainly.", req_id)
-            self._sequences.pop(req_id, None)
-            self._plain.add(req_id)
+    def _go_on_plainly(self, req_id: str) -> None:
+        """After a fault, the exception in hand. The request's neighbours don't notice."""
+        logger.exception("Lookahead failed for request %s, which goes on plainly.", req_id)
+        self._sequences.pop(req_id, None)
+        self._plain.add(req_id)
 
     @property
     def shared_tokens(self) -> int:

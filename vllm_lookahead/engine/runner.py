@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from vllm_lookahead.attention.branches import BranchBatch, PlacedTree
 from vllm_lookahead.core.tree import TokenTree, linear_tree
 from vllm_lookahead.core.verify import Walk
+from vllm_lookahead.engine.argmax import argmax_rows
 from vllm_lookahead.engine.costs import EngineCosts
 from vllm_lookahead.engine.grammar import (
     CandidateDraftTokenIds,
@@ -45,14 +46,18 @@ from vllm_lookahead.engine.scratch import (
     with_extra_blocks,
 )
 from vllm_lookahead.engine.scratch_cache import ScratchCache
+from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
 from vllm_lookahead.engine.step_cost import Broadcast
+
+_NONE = torch.empty(0, dtype=torch.int32)
 
 
 class LookaheadCPUModelRunner(CPUModelRunner):
     """The order of a step: plan, widen, feed (base class), walk, keep, propose."""
 
     drafter: LookaheadProposer
+    speculative_config: LookaheadSpeculativeConfig | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with without_custom_processors(vllm_config.model_config):
@@ -143,6 +148,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def _prepare_inputs(
         self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
     ) -> Any:
+        if not scheduler_output.scheduled_spec_decode_tokens:
+            return self._prepare_inputs_plainly(scheduler_output, num_scheduled_tokens)
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         if not self._plan.trees:
             return prepared
@@ -156,6 +163,15 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             if self.enable_prompt_embeds:
                 self.is_token_ids.np[row : row + tree.size] = True
         return prepared
+
+    def _prepare_inputs_plainly(self, *args: Any) -> Any:
+        # Without drafts a row is a request. The base class tells by its configuration whether
+        # there may be any, and would look for them.
+        config, self.speculative_config = self.speculative_config, None
+        try:
+            return super()._prepare_inputs(*args)
+        finally:
+            self.speculative_config = config
 
     def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
         # Text has one position in all dimensions. Called by `_prepare_inputs`, and once more
@@ -175,21 +191,20 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
     ) -> SpecDecodeMetadata:
         # What vLLM's rejection sampler would want beside the rows isn't made.
+        # They are the last ones of each request, one after the other.
         rows_per_request = num_draft_tokens + 1
-        total = int(rows_per_request.sum())
-        rows = np.arange(total, dtype=np.int32)
-        if total != cu_num_scheduled_tokens[-1]:
-            ends = np.cumsum(rows_per_request)
-            rows += np.repeat(cu_num_scheduled_tokens - ends, rows_per_request).astype(np.int32)
-        none = torch.empty(0, dtype=torch.int32)
+        ends = np.cumsum(rows_per_request)
+        rows = np.arange(ends[-1])
+        if ends[-1] != cu_num_scheduled_tokens[-1]:
+            rows += np.repeat(cu_num_scheduled_tokens - ends, rows_per_request)
         return SpecDecodeMetadata(
-            draft_token_ids=none,
+            draft_token_ids=_NONE,
             num_draft_tokens=num_draft_tokens.tolist(),
-            cu_num_draft_tokens=none,
-            cu_num_sampled_tokens=none,
-            target_logits_indices=none,
-            bonus_logits_indices=none,
-            logits_indices=torch.from_numpy(rows),
+            cu_num_draft_tokens=_NONE,
+            cu_num_sampled_tokens=_NONE,
+            target_logits_indices=_NONE,
+            bonus_logits_indices=_NONE,
+            logits_indices=torch.from_numpy(rows.astype(np.int32)),
         )
 
     def _placed_trees(self) -> list[PlacedTree | None]:
@@ -210,13 +225,10 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
     def _build_attention_metadata(self, num_reqs: int, **kwargs: Any) -> Any:
         self._branches = self._expand(num_reqs) if self._plan.needs_branches else []
-        builders = [
-            (gid, group.get_metadata_builder())
-            for gid, groups in enumerate(self.attn_groups)
-            for group in groups
-        ]
-        for gid, builder in builders:
-            builder.branches = self._branches[gid] if self._branches else None
+        for gid, groups in enumerate(self.attn_groups):
+            for group in groups:
+                branches = self._branches[gid] if self._branches else None
+                group.get_metadata_builder().branches = branches
         return super()._build_attention_metadata(num_reqs=num_reqs, **kwargs)
 
     def _expand(self, num_reqs: int) -> list[BranchBatch]:
@@ -246,11 +258,13 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         assert logits is not None
         batch = self.input_batch
         metadata = batch.sampling_metadata
-        counts = spec_decode_metadata.num_draft_tokens
-        self._first_rows = list(accumulate((1 + count for count in counts[:-1]), initial=0))
+        if spec_decode_metadata is None:
+            self._first_rows = list(range(batch.num_reqs))
+        else:
+            counts = spec_decode_metadata.num_draft_tokens
+            self._first_rows = list(accumulate([1 + count for count in counts[:-1]], initial=0))
         self._walks = [Walk(self._tree(req_id)) for req_id in batch.req_ids]
-        # The first of equals, as torch's, which takes several times as long.
-        self._argmax = logits.float().numpy().argmax(axis=-1)
+        self._argmax = argmax_rows(logits)
         logprobs = None
         if is_plain_greedy(metadata):
             walk_greedy(self._walks, self._first_rows, self._argmax.tolist())
@@ -299,6 +313,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
         # Requests whose token is dropped drew nothing, so there is no draw to take back (which
         # a CPU generator couldn't).
         generators = self.input_batch.generators
+        if not generators:
+            return super()._bookkeeping_sync(*args, **kwargs)
         held = {i: generators.pop(i) for i in self._dropped_requests() if i in generators}
         try:
             return super()._bookkeeping_sync(*args, **kwargs)
@@ -340,8 +356,10 @@ class LookaheadCPUModelRunner(CPUModelRunner):
             )
             return
         walk = self._walks[index]
-        leaves = self._first_rows[index] + walk.tree.window_leaves
-        state.commit(walk, self._argmax[leaves])
+        new_row = leaves = walk.tree.window_leaves
+        if len(leaves):
+            new_row = self._argmax[self._first_rows[index] + leaves]
+        state.commit(walk, new_row)
         if state.num_tokens != length:
             raise RuntimeError(
                 f"request {req_id}: lookahead has {state.num_tokens} tokens, vLLM {length}"
@@ -354,7 +372,8 @@ class LookaheadCPUModelRunner(CPUModelRunner):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         drafts = super().take_draft_token_ids()
-        if drafts is None:
+        if drafts is None or not any(drafts.draft_token_ids):
+            # The scheduler has used up what it had.
             return None
         candidates = {}
         for req_id in drafts.req_ids:

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -184,6 +185,6 @@ def to_sampler_output(
     walks: Sequence[Walk], logprobs: LogprobsTensors | None, device: torch.device
 ) -> SamplerOutput:
     """vLLM's form of the emitted tokens: [num_reqs, longest], padded with the placeholder."""
-    longest = max(len(walk.tokens) for walk in walks)
+    longest = max([len(walk.tokens) for walk in walks])
     rows = [walk.tokens + [PLACEHOLDER_TOKEN_ID] * (longest - len(walk.tokens)) for walk in walks]
-    return SamplerOutput(torch.tensor(rows, dtype=torch.int32, device=device), logprobs)
+    return SamplerOutput(torch.from_numpy(np.array(rows, dtype=np.int32)).to(device), logprobs)
