@@ -19,6 +19,7 @@ from tests.engine.harness import (
     outcomes,
     random_prompts,
     runner,
+    scheduler,
     seeded,
     stats,
 )
@@ -158,6 +159,34 @@ def test_step_feeds_what_is_free(off: LLM, steep: LLM) -> None:
     # Alone, a request may feed 7 tokens beside its root for nothing.
     fed, steps = fed_and_steps(steep, PROMPTS[-1:], greedy(96))
     assert 4 * steps < fed <= 8 * steps
+
+
+def test_step_with_nothing_planned_prepares_no_drafts(
+    off: LLM, steep: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = runner(steep)
+    called = []
+
+    def watched(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, record)
+
+    watched(one, "_calc_spec_decode_metadata")
+    watched(one, "_expand")
+    watched(scheduler(steep), "update_draft_token_ids")
+    outcomes(steep, PROMPTS[-1:], PARAMS[:1])
+    assert set(called) == {"_calc_spec_decode_metadata", "_expand", "update_draft_token_ids"}
+    called.clear()
+    monkeypatch.setattr(one.drafter.controller, "rests", lambda decoding: True)
+    # A prompt that is in the prefix cache would have placeholders for drafts in its first step.
+    prompts = random_prompts(5, 40, 100, 150, seed=1)
+    assert outcomes(steep, prompts, PARAMS[:4]) == outcomes(off, prompts, PARAMS[:4])
+    assert called == []
 
 
 def test_outputs_are_plain_at_the_knee(off: LLM, steep: LLM) -> None:

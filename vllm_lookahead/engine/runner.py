@@ -50,7 +50,7 @@ from vllm_lookahead.engine.speculative import LookaheadSpeculativeConfig
 from vllm_lookahead.engine.step import EMPTY_PLAN, StepLimits, StepPlan, plan_step
 from vllm_lookahead.engine.step_cost import Broadcast
 
-_NONE = torch.empty(0, dtype=torch.int32)
+_UNUSED = torch.empty(0, dtype=torch.int32)
 
 
 class LookaheadCPUModelRunner(CPUModelRunner):
@@ -190,20 +190,20 @@ class LookaheadCPUModelRunner(CPUModelRunner):
     def _calc_spec_decode_metadata(
         self, num_draft_tokens: np.ndarray, cu_num_scheduled_tokens: np.ndarray
     ) -> SpecDecodeMetadata:
-        # What vLLM's rejection sampler would want beside the rows isn't made.
-        # They are the last ones of each request, one after the other.
+        # What vLLM's rejection sampler would want beside the rows of logits isn't made. These are
+        # the last rows of each request, one after the other.
         rows_per_request = num_draft_tokens + 1
         ends = np.cumsum(rows_per_request)
         rows = np.arange(ends[-1])
         if ends[-1] != cu_num_scheduled_tokens[-1]:
             rows += np.repeat(cu_num_scheduled_tokens - ends, rows_per_request)
         return SpecDecodeMetadata(
-            draft_token_ids=_NONE,
+            draft_token_ids=_UNUSED,
             num_draft_tokens=num_draft_tokens.tolist(),
-            cu_num_draft_tokens=_NONE,
-            cu_num_sampled_tokens=_NONE,
-            target_logits_indices=_NONE,
-            bonus_logits_indices=_NONE,
+            cu_num_draft_tokens=_UNUSED,
+            cu_num_sampled_tokens=_UNUSED,
+            target_logits_indices=_UNUSED,
+            bonus_logits_indices=_UNUSED,
             logits_indices=torch.from_numpy(rows.astype(np.int32)),
         )
 
