@@ -30,10 +30,10 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_real_text_is_identical_greedy_and_seeded() -> None:
     result = run(
         *(sys.executable, "-m", "benchmarks.exactness", "--sizes", "7,5,7", "--max-num-seqs", "8"),
-        *("--block-size", "32", "--per-set", "2", "--max-tokens", "64"),
+        *("--block-size", "32", "--per-set", "4", "--max-tokens", "64"),
     )
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    assert "(7,5,7) max_num_seqs=8 block=32: ['6/6', '6/6']" in result.stdout
+    assert "(7,5,7) max_num_seqs=8 block=32: ['12/12', '12/12']" in result.stdout
 
 
 def test_demo_shows_identical_answers() -> None:

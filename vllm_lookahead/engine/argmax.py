@@ -1,4 +1,4 @@
-"""The argmax of logits: torch's result in a tenth of its time."""
+"""The argmax of logits: torch's result by numpy, which is faster."""
 
 from __future__ import annotations
 
